@@ -1,0 +1,37 @@
+// Early returns on absl::Status, and adding context to one; Abseil of 2022 has no macros for it.
+#pragma once
+
+#include <string_view>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+
+namespace tributary {
+
+// The same code with `context: ` before the message.
+inline absl::Status Annotate(const absl::Status& status, std::string_view context) {
+  if (status.ok()) return status;
+  return absl::Status(status.code(), absl::StrCat(context, ": ", status.message()));
+}
+
+}  // namespace tributary
+
+#define TRIBUTARY_CONCAT_INNER_(a, b) a##b
+#define TRIBUTARY_CONCAT_(a, b) TRIBUTARY_CONCAT_INNER_(a, b)
+
+// Returns from the enclosing function when `expr` is not OK.
+#define RETURN_IF_ERROR(expr)                          \
+  do {                                                 \
+    absl::Status tributary_status_ = (expr);           \
+    if (!tributary_status_.ok()) return tributary_status_; \
+  } while (false)
+
+// `lhs` may declare: ASSIGN_OR_RETURN(auto x, MakeX()).
+#define ASSIGN_OR_RETURN(lhs, expr) \
+  ASSIGN_OR_RETURN_IMPL_(TRIBUTARY_CONCAT_(tributary_or_, __LINE__), lhs, expr)
+#define ASSIGN_OR_RETURN_IMPL_(var, lhs, expr) \
+  auto var = (expr);                           \
+  if (!var.ok()) return std::move(var).status(); \
+  lhs = std::move(var).value()

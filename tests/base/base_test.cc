@@ -1,0 +1,58 @@
+// Checks the shared pieces against published vectors.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "absl/strings/escaping.h"
+#include "base/bytes.h"
+#include "base/checksum.h"
+#include "base/philox.h"
+
+namespace tributary {
+namespace {
+
+ByteSpan Bytes(const std::string& s) {
+  return {reinterpret_cast<const uint8_t*>(s.data()), s.size()};
+}
+
+TEST(ChecksumTest, Crc32cMatchesRfc3720Vectors) {
+  EXPECT_EQ(Crc32c(Bytes(std::string(32, '\0'))), 0x8A9136AAu);
+  EXPECT_EQ(Crc32c(Bytes(std::string(32, '\xff'))), 0x62A8AB43u);
+  EXPECT_EQ(Crc32c(Bytes("123456789")), 0xE3069283u);
+}
+
+TEST(ChecksumTest, Sha256MatchesFips180Vector) {
+  EXPECT_EQ(absl::BytesToHexString(Sha256Of(Bytes("abc"))),
+            "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+}
+
+// Known answers published with Random123 (kat_vectors, philox4x32 10).
+TEST(PhiloxTest, MatchesRandom123KnownAnswers) {
+  EXPECT_THAT(Philox4x32(0, {0, 0, 0, 0}),
+              testing::ElementsAre(0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8));
+  EXPECT_THAT(Philox4x32(0xffffffffffffffff, {0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}),
+              testing::ElementsAre(0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd));
+  EXPECT_THAT(Philox4x32(0x299f31d0a4093822, {0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}),
+              testing::ElementsAre(0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1));
+}
+
+TEST(PhiloxTest, PurposesDoNotShareNumbers) {
+  EXPECT_NE(SeededHash(1, "cohort", "c1"), SeededHash(1, "codec", "c1"));
+  EXPECT_NE(SeededHash(1, "cohort", "c1"), SeededHash(2, "cohort", "c1"));
+}
+
+TEST(ByteCursorTest, ReadsAcrossPiecesAndStopsAtTheEnd) {
+  const std::string a = "abc", b = "d", c = "efgh";
+  PiecedBytes bytes;
+  for (const auto* s : {&a, &b, &c}) bytes.Append(Bytes(*s));
+  ByteCursor cursor(bytes, 2);
+  EXPECT_EQ(cursor.Remaining(), 6u);
+  char out[4];
+  ASSERT_TRUE(cursor.Read(out, 4));
+  EXPECT_EQ(std::string(out, 4), "cdef");
+  EXPECT_FALSE(cursor.Read(out, 3));
+}
+
+}  // namespace
+}  // namespace tributary
