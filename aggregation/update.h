@@ -1,0 +1,99 @@
+// One client's update as it arrives: segments checked one by one, held uncopied, folded only when whole.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "aggregation/grid.h"
+#include "aggregation/layout.h"
+#include "base/bytes.h"
+#include "compression/codec.h"
+
+namespace tributary::aggregation {
+
+// Why an update is refused; `reason` is one of UploadResponse.reason's words.
+struct Refusal {
+  std::string reason;
+  std::string message;
+};
+
+// A validated update. Immutable, thread-safe. Holds its encoded bytes alive.
+class EncodedUpdate {
+ public:
+  struct Segment {
+    uint32_t tensor = 0;
+    uint64_t first = 0;
+    uint64_t count = 0;
+    std::shared_ptr<const compression::Codec> codec;  // null: raw int64
+    PiecedBytes payload;
+  };
+  const std::vector<Segment>& segments() const { return segments_; }
+  // The segment that holds a tile (an index into layout.tiles()).
+  const Segment& ForTile(uint32_t tile) const { return segments_[segment_of_tile_[tile]]; }
+  int64_t weight() const { return weight_; }
+  const std::string& id() const { return id_; }
+  uint64_t encoded_bytes() const { return encoded_bytes_; }
+
+ private:
+  friend class UpdateAssembler;
+  std::vector<Segment> segments_;
+  std::vector<uint32_t> segment_of_tile_;
+  std::vector<std::shared_ptr<const void>> owners_;
+  int64_t weight_ = 0;
+  std::string id_;
+  uint64_t encoded_bytes_ = 0;
+};
+
+// Builds an EncodedUpdate from the pieces of one upload. Not thread-safe; one upload, one assembler.
+// Segments must cover every element of every tensor that is not SKIP, in layout order, without gap or
+// overlap; any codec known may be used per segment. After a refusal every call returns the same one.
+class UpdateAssembler {
+ public:
+  UpdateAssembler(std::shared_ptr<const ModelLayout> layout, const Grid& grid, std::string id,
+                  int64_t weight, uint64_t declared_bytes);
+
+  // Takes whole segments; `owner` keeps `bytes` alive until the update is destroyed. Everything in them is
+  // validated now, while it is in the cache. False where the update is refused: see refusal().
+  bool Add(const PiecedBytes& bytes, std::shared_ptr<const void> owner);
+  // The trailer: total length and CRC32C (over all segments' bytes). Null where refused.
+  std::shared_ptr<const EncodedUpdate> Finish(uint64_t encoded_bytes, uint32_t crc32c);
+  const Refusal& refusal() const { return refusal_; }
+
+ private:
+  bool Refuse(std::string reason, std::string message);
+  bool AddSegment(ByteCursor* cursor);
+  std::shared_ptr<const ModelLayout> layout_;
+  Grid grid_;
+  uint64_t declared_bytes_;
+  uint32_t next_tensor_ = 0;
+  uint64_t next_element_ = 0;
+  uint32_t crc_ = 0;
+  Refusal refusal_;
+  bool refused_ = false;
+  std::shared_ptr<EncodedUpdate> update_;
+};
+
+// The most bytes that an update may declare: every element as the widest first-set codec, plus headers.
+uint64_t MaxEncodedBytes(const ModelLayout& layout);
+
+// The sending side: encodes a delta into whole segments.
+// `floats` holds tensor i's delta (TensorElements(i) floats) when it is a float tensor, `ints` when not;
+// the accessors are called once a tensor, in order; SKIP tensors are not asked for. `emit` gets the
+// encoding of one segment (header and payload) at a time, in order. `residual`, when given, gets each
+// tensor's x - decode(encode(x)).
+struct DeltaSource {
+  virtual ~DeltaSource() = default;
+  virtual absl::StatusOr<std::span<const float>> Floats(uint32_t tensor) = 0;
+  virtual absl::StatusOr<std::span<const int64_t>> Ints(uint32_t tensor) = 0;
+  virtual std::span<float> Residual(uint32_t) { return {}; }  // empty: not wanted
+};
+absl::Status EncodeUpdate(const ModelLayout& layout, const compression::Codec& codec, uint64_t codec_key,
+                          uint32_t round, DeltaSource& deltas,
+                          const std::function<absl::Status(std::vector<uint8_t> segment)>& emit);
+
+}  // namespace tributary::aggregation
