@@ -1,0 +1,187 @@
+// The reactor of a download: bytes go from gRPC's slices straight into the model.
+#include "client/internal/download_call.h"
+
+#include <mutex>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "base/checksum.h"
+#include "base/status.h"
+#include "client/internal/framing.h"
+#include "grpcpp/client_context.h"
+#include "grpcpp/generic/generic_stub.h"
+
+namespace tributary::client::internal {
+namespace {
+
+constexpr char kMethod[] = "/tributary.v1.Aggregator/Download";
+
+// What has come, checked as it comes but for the SHA-256.
+class ModelReceipt {
+ public:
+  explicit ModelReceipt(const DownloadTarget& target) : target_(target) {}
+
+  absl::Status Take(const DownloadMessage& message) {
+    if (message.header.has_value()) RETURN_IF_ERROR(TakeHeader(*message.header));
+    if (message.data.size() > 0) RETURN_IF_ERROR(TakeData(message.data));
+    if (message.trailer.has_value()) RETURN_IF_ERROR(TakeTrailer(*message.trailer));
+    return absl::OkStatus();
+  }
+  bool complete() const { return trailer_seen_; }
+  std::vector<uint8_t> Release() && { return std::move(bytes_); }
+
+ private:
+  absl::Status TakeHeader(const v1::ModelHeader& header) {
+    if (header_seen_) return absl::DataLossError("the model has a second header");
+    header_seen_ = true;
+    if (header.sha256() != target_.request.sha256()) {
+      return absl::DataLossError("the aggregator sends another model than was asked for");
+    }
+    if (header.layout_hash() != target_.layout_hash) {
+      return absl::DataLossError("the model has another layout than the run");
+    }
+    if (header.bytes() != target_.model_bytes) {
+      return absl::DataLossError(absl::StrCat(
+          "the model has ", header.bytes(), " bytes, by the layout it has ", target_.model_bytes));
+    }
+    bytes_.reserve(header.bytes());
+    return absl::OkStatus();
+  }
+  absl::Status TakeData(const PiecedBytes& data) {
+    if (!header_seen_ || trailer_seen_) return absl::DataLossError("model data out of order");
+    if (data.size() > target_.model_bytes - bytes_.size()) {
+      return absl::DataLossError(
+          absl::StrCat("the model goes on after its ", target_.model_bytes, " bytes"));
+    }
+    for (const ByteSpan piece : data.pieces()) {
+      crc32c_ = ExtendCrc32c(crc32c_, piece);
+      bytes_.insert(bytes_.end(), piece.begin(), piece.end());
+    }
+    return absl::OkStatus();
+  }
+  absl::Status TakeTrailer(const v1::ModelTrailer& trailer) {
+    if (!header_seen_ || trailer_seen_) return absl::DataLossError("a model trailer out of order");
+    trailer_seen_ = true;
+    if (trailer.bytes() != bytes_.size() || bytes_.size() != target_.model_bytes) {
+      return absl::DataLossError(absl::StrCat("of the model's ", target_.model_bytes, " bytes, ",
+                                              bytes_.size(), " came, and its trailer says ",
+                                              trailer.bytes()));
+    }
+    if (trailer.crc32c() != crc32c_) {
+      return absl::DataLossError("the model's CRC32C is wrong: it was damaged on the way");
+    }
+    return absl::OkStatus();
+  }
+
+  const DownloadTarget& target_;
+  std::vector<uint8_t> bytes_;
+  uint32_t crc32c_ = 0;
+  bool header_seen_ = false;
+  bool trailer_seen_ = false;
+};
+
+// Keeps itself alive until OnDone has returned; the caller waits for done(). `target` and
+// `received_bytes` outlive it.
+class DownloadReactor final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+ public:
+  DownloadReactor(const std::shared_ptr<grpc::Channel>& channel, const DownloadTarget& target,
+                  std::shared_ptr<Mailbox> mailbox, std::atomic<uint64_t>* received_bytes)
+      : stub_(channel),
+        request_(SerializeMessage(target.request)),
+        receipt_(target),
+        mailbox_(std::move(mailbox)),
+        received_bytes_(received_bytes) {}
+
+  static std::shared_ptr<DownloadReactor> Start(std::shared_ptr<DownloadReactor> reactor) {
+    {
+      std::lock_guard lock(reactor->mu_);
+      reactor->self_ = reactor;
+      reactor->stub_.PrepareBidiStreamingCall(&reactor->context_, kMethod, {}, reactor.get());
+      reactor->StartWriteLast(&reactor->request_, grpc::WriteOptions());
+      reactor->StartRead(&reactor->message_);
+    }
+    reactor->StartCall();
+    return reactor;
+  }
+  void Cancel() { context_.TryCancel(); }
+  bool done() const {
+    std::lock_guard lock(mu_);
+    return done_;
+  }
+  absl::StatusOr<std::vector<uint8_t>> Take() {
+    std::lock_guard lock(mu_);
+    RETURN_IF_ERROR(status_);
+    return std::move(receipt_).Release();
+  }
+
+  void OnReadDone(bool ok) override {
+    std::lock_guard lock(mu_);
+    if (!ok) return;
+    if (status_.ok()) status_ = TakeMessage();
+    message_.Clear();
+    if (!status_.ok()) context_.TryCancel();  // the read below then ends
+    StartRead(&message_);
+  }
+  void OnDone(const grpc::Status& status) override {
+    std::shared_ptr<DownloadReactor> self;
+    {
+      std::lock_guard lock(mu_);
+      if (status_.ok() && !status.ok()) {
+        status_ = absl::Status(static_cast<absl::StatusCode>(status.error_code()),
+                               status.error_message());
+      }
+      if (status_.ok() && !receipt_.complete()) {
+        status_ = absl::DataLossError("the model ended before its trailer");
+      }
+      done_ = true;
+      self = std::move(self_);
+    }
+    mailbox_->Poke();
+  }
+
+ private:
+  absl::Status TakeMessage() {
+    ASSIGN_OR_RETURN(const DownloadMessage message, ParseDownloadMessage(message_));
+    received_bytes_->fetch_add(message.data.size(), std::memory_order_relaxed);
+    return receipt_.Take(message);
+  }
+
+  grpc::GenericStub stub_;
+  grpc::ClientContext context_;
+  mutable std::mutex mu_;  // orders gRPC's threads and the caller
+  grpc::ByteBuffer request_;
+  grpc::ByteBuffer message_;
+  ModelReceipt receipt_;
+  const std::shared_ptr<Mailbox> mailbox_;
+  std::atomic<uint64_t>* const received_bytes_;
+  std::shared_ptr<DownloadReactor> self_;
+  absl::Status status_;
+  bool done_ = false;
+};
+
+}  // namespace
+
+absl::StatusOr<std::vector<uint8_t>> Download(const std::shared_ptr<grpc::Channel>& channel,
+                                              const DownloadTarget& target,
+                                              const std::shared_ptr<Mailbox>& mailbox,
+                                              const std::function<bool()>& interrupted,
+                                              std::atomic<uint64_t>* received_bytes) {
+  const auto reactor = DownloadReactor::Start(
+      std::make_shared<DownloadReactor>(channel, target, mailbox, received_bytes));
+  mailbox->Wait(absl::InfiniteDuration(), [&] { return reactor->done() || interrupted(); });
+  if (!reactor->done()) {
+    reactor->Cancel();
+    mailbox->Wait(absl::InfiniteDuration(), [&] { return reactor->done(); });
+  }
+  ASSIGN_OR_RETURN(std::vector<uint8_t> bytes, reactor->Take());
+  // Here, not where the bytes come: gRPC's few threads serve every client of the process.
+  if (const std::string sha256 = Sha256Of(bytes); sha256 != target.request.sha256()) {
+    return absl::DataLossError(absl::StrCat("the model's SHA-256 is ",
+                                            absl::BytesToHexString(sha256), ", the task says ",
+                                            absl::BytesToHexString(target.request.sha256())));
+  }
+  return bytes;
+}
+
+}  // namespace tributary::client::internal

@@ -1,0 +1,150 @@
+// The queue of events, and the flags that long work looks at.
+#include "client/internal/mailbox.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+namespace tributary::client::internal {
+
+TaskKey KeyOf(const v1::RoundSpec& spec) { return {spec.round(), spec.kind(), spec.base_sha256()}; }
+
+void Mailbox::Changed() {
+  ++changes_;
+  changed_.notify_all();
+}
+
+void Mailbox::Push(std::variant<v1::Joined, v1::Task, v1::Outcome, End> what) {
+  events_.push_back({++sequence_, std::move(what)});
+  Changed();
+}
+
+void Mailbox::DropTasks() {
+  std::erase_if(events_,
+                [](const Event& event) { return std::holds_alternative<v1::Task>(event.what); });
+}
+
+void Mailbox::PostJoined(v1::Joined joined, std::shared_ptr<grpc::Channel> channel) {
+  std::lock_guard lock(mu_);
+  uplink_ = {std::move(channel), ++generations_};
+  // A run that was resumed from an older checkpoint goes back; else this is where it stands.
+  over_round_ = joined.committed_round();
+  Push(std::move(joined));
+}
+
+void Mailbox::PostLost() {
+  std::lock_guard lock(mu_);
+  uplink_.channel = nullptr;
+  DropTasks();
+  Changed();
+}
+
+void Mailbox::PostTask(v1::Task task) {
+  std::lock_guard lock(mu_);
+  DropTasks();
+  newest_task_ = KeyOf(task.spec());
+  if (task.spec().kind() == v1::TRAIN && task.spec().round() <= over_round_) over_round_ = 0;
+  Push(std::move(task));
+}
+
+void Mailbox::PostOutcome(v1::Outcome outcome) {
+  std::lock_guard lock(mu_);
+  over_round_ = std::max<uint64_t>(over_round_, outcome.round());
+  Push(std::move(outcome));
+}
+
+void Mailbox::PostEnd(absl::Status status) {
+  std::lock_guard lock(mu_);
+  ending_ = true;
+  DropTasks();
+  Push(End{std::move(status)});
+}
+
+void Mailbox::PostShutdown() {
+  std::lock_guard lock(mu_);
+  ending_ = true;
+  shutdown_ = true;
+  Changed();
+}
+
+void Mailbox::Poke() {
+  std::lock_guard lock(mu_);
+  Changed();
+}
+
+Event Mailbox::Next() {
+  std::unique_lock lock(mu_);
+  changed_.wait(lock, [this] { return shutdown_ || !events_.empty(); });
+  if (shutdown_) return {0, End{absl::CancelledError("the client was shut down")}};
+  Event event = std::move(events_.front());
+  events_.pop_front();
+  return event;
+}
+
+void Mailbox::Wait(absl::Duration at_most, const std::function<bool()>& condition) {
+  const auto give_up = std::chrono::steady_clock::now() +
+                       absl::ToChronoNanoseconds(std::min(at_most, absl::Hours(24 * 365)));
+  while (true) {
+    uint64_t seen = 0;
+    {
+      std::lock_guard lock(mu_);
+      seen = changes_;
+    }
+    if (condition()) return;
+    std::unique_lock lock(mu_);
+    if (!changed_.wait_until(lock, give_up, [&] { return changes_ != seen; })) return;
+  }
+}
+
+uint64_t Mailbox::last_sequence() const {
+  std::lock_guard lock(mu_);
+  return sequence_;
+}
+
+Uplink Mailbox::uplink() const {
+  std::lock_guard lock(mu_);
+  return uplink_;
+}
+
+bool Mailbox::ending() const {
+  std::lock_guard lock(mu_);
+  return ending_;
+}
+
+bool Mailbox::Superseded(const TaskKey& key) const {
+  std::lock_guard lock(mu_);
+  return ending_ || newest_task_ != key;
+}
+
+bool Mailbox::Over(const TaskKey& key) const {
+  std::lock_guard lock(mu_);
+  return ending_ || newest_task_ != key || (key.kind == v1::TRAIN && over_round_ >= key.round);
+}
+
+bool Mailbox::Lost(uint64_t generation) const {
+  std::lock_guard lock(mu_);
+  return uplink_.channel == nullptr || uplink_.generation != generation;
+}
+
+Presence Mailbox::presence() const {
+  std::lock_guard lock(mu_);
+  return presence_;
+}
+
+void Mailbox::SetWork(uint64_t round, std::string phase) {
+  std::lock_guard lock(mu_);
+  presence_.round = round;
+  presence_.phase = std::move(phase);
+}
+
+void Mailbox::SetHeld(std::string sha256) {
+  std::lock_guard lock(mu_);
+  presence_.held_sha256 = std::move(sha256);
+}
+
+void Mailbox::SetCommittedRound(uint64_t round) {
+  std::lock_guard lock(mu_);
+  presence_.committed_round = round;
+}
+
+}  // namespace tributary::client::internal

@@ -1,0 +1,315 @@
+// The client's loop: sessions, outcomes, tasks and models.
+#include "client/internal/participant.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "aggregation/grid.h"
+#include "base/checksum.h"
+#include "base/status.h"
+#include "client/internal/download_call.h"
+#include "client/internal/encode.h"
+
+namespace tributary::client::internal {
+
+Participant::Participant(ClientOptions options, Trainer* trainer, CodecFactory codecs)
+    : options_(std::move(options)),
+      trainer_(trainer),
+      codecs_(std::move(codecs)),
+      mailbox_(std::make_shared<Mailbox>()),
+      connection_(Connection::Create(options_, mailbox_)),
+      random_(SeededHash(options_.epoch, "retry", options_.id)) {}
+
+Participant::~Participant() { connection_->Close(""); }
+
+absl::Status Participant::Run() {
+  if (ran_.exchange(true)) {
+    return absl::FailedPreconditionError("Client::Run was called before; make a new Client");
+  }
+  if (!mailbox_->ending()) connection_->Start();
+  const absl::Status end = Loop();
+  connection_->Close(absl::IsCancelled(end) ? "shut down" : "");
+  return end;
+}
+
+void Participant::Shutdown() { mailbox_->PostShutdown(); }
+
+ClientStats Participant::stats() const {
+  ClientStats stats;
+  stats.rounds_trained = counters_.rounds_trained;
+  stats.accepted = counters_.accepted;
+  stats.included = counters_.included;
+  stats.reconnects = std::max<uint64_t>(counters_.joins, 1) - 1;
+  stats.uploaded_bytes = counters_.uploaded_bytes;
+  stats.downloaded_bytes = counters_.downloaded_bytes;
+  return stats;
+}
+
+absl::Status Participant::Loop() {
+  while (true) {
+    mailbox_->SetWork(0, "idle");
+    Event event = mailbox_->Next();
+    if (auto* end = std::get_if<End>(&event.what)) return end->status;
+    if (auto* joined = std::get_if<v1::Joined>(&event.what)) {
+      RETURN_IF_ERROR(Handle(std::move(*joined)));
+    } else if (auto* outcome = std::get_if<v1::Outcome>(&event.what)) {
+      Handle(*outcome);
+    } else {
+      Handle(std::move(std::get<v1::Task>(event.what)), event.sequence);
+    }
+  }
+}
+
+absl::Status Participant::Handle(v1::Joined joined) {
+  ++counters_.joins;
+  if (joined.run() != run_) {
+    // Rounds of another run have nothing to do with what is kept of the last.
+    open_.reset();
+    residuals_ = {};
+    settled_round_ = 0;
+    run_ = joined.run();
+  }
+  if (layout_ == nullptr || layout_->hash() != joined.layout_hash()) {
+    auto layout = aggregation::ModelLayout::FromProto(joined.layout());
+    if (!layout.ok()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("run \"", run_,
+                       "\": the aggregator's layout does not hold: ", layout.status().message()));
+    }
+    if ((*layout)->hash() != joined.layout_hash()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "run \"", run_, "\": the layout's hash is ", absl::BytesToHexString((*layout)->hash()),
+          ", the aggregator says ", absl::BytesToHexString(joined.layout_hash()),
+          "; client and aggregator are of different releases"));
+    }
+    layout_ = *std::move(layout);
+  }
+  if (!open_.has_value()) return absl::OkStatus();
+  if (joined.last_outcome().round() == open_->key.round) {
+    Handle(joined.last_outcome());
+  } else if (joined.committed_round() >= open_->key.round) {
+    SettleUnknown();
+  }
+  return absl::OkStatus();
+}
+
+void Participant::Handle(const v1::Outcome& outcome) {
+  // Learnt on joining, and told again.
+  const bool mine = open_.has_value() && open_->key.round == outcome.round();
+  if (outcome.round() == settled_round_ && !mine) return;
+  RoundOutcome told;
+  told.round = outcome.round();
+  told.committed = outcome.committed();
+  told.included = outcome.included();
+  told.reason = outcome.reason();
+  if (!told.included && mine && !open_->note.empty()) {
+    told.reason =
+        told.reason.empty() ? open_->note : absl::StrCat(told.reason, " (", open_->note, ")");
+  }
+  mailbox_->SetCommittedRound(outcome.round());
+  Settle(told);
+}
+
+void Participant::Settle(const RoundOutcome& outcome) {
+  if (outcome.included) {
+    residuals_.Commit(outcome.round);
+    ++counters_.included;
+  } else {
+    residuals_.Rollback(outcome.round);
+  }
+  if (open_.has_value() && open_->key.round == outcome.round) open_.reset();
+  settled_round_ = outcome.round;
+  trainer_->OnOutcome(outcome);
+}
+
+void Participant::SettleUnknown() {
+  RoundOutcome outcome;
+  outcome.round = open_->key.round;
+  outcome.reason = open_->note.empty() ? "its outcome was missed while away" : open_->note;
+  Settle(outcome);
+}
+
+std::string Participant::WhyNotMine(const v1::RoundSpec& spec) const {
+  if (spec.run() != run_) {
+    return absl::StrCat("the task is of run \"", spec.run(), "\", the session of run \"", run_,
+                        "\"");
+  }
+  if (spec.layout_hash() != layout_->hash()) return "the task has another layout than the session";
+  if (spec.base_sha256().size() != 32) return "the task names no base model";
+  return "";
+}
+
+void Participant::Handle(v1::Task task, uint64_t sequence) {
+  const TaskKey key = KeyOf(task.spec());
+  if (mailbox_->Superseded(key)) return;
+  if (const std::string why = WhyNotMine(task.spec()); !why.empty()) return Decline(key, why);
+  if (key.kind == v1::TRAIN) {
+    if (open_.has_value() && open_->key == key) {
+      if (sequence <= open_->covered) return;
+      if (open_->delta.segments != nullptr) return SendUpdate();
+      if (!open_->note.empty()) return Decline(key, open_->note);
+    } else if (open_.has_value() && open_->key.round != key.round) {
+      SettleUnknown();
+    }
+    open_.reset();                                        // the same round anew, from another base
+    if (key.round <= settled_round_) settled_round_ = 0;  // the run was resumed from before
+  } else if (key.kind != v1::EVALUATE) {
+    return Decline(key,
+                   absl::StrCat("this client does not know tasks of kind ", task.spec().kind()));
+  }
+  absl::StatusOr<ModelBytes> base = FetchModel(&task, key);
+  if (!base.ok()) {
+    // Where the session was lost or the round is over, nobody waits for an answer.
+    if (!absl::IsCancelled(base.status())) Decline(key, std::string(base.status().message()));
+    return;
+  }
+  const TrainTask work{std::move(*task.mutable_spec()), layout_, *std::move(base)};
+  if (key.kind == v1::TRAIN) {
+    Train(work, key);
+  } else {
+    Evaluate(work, key);
+  }
+}
+
+void Participant::Keep(std::vector<uint8_t> bytes, const std::string& sha256) {
+  model_ = std::make_shared<const std::vector<uint8_t>>(std::move(bytes));
+  model_sha256_ = sha256;
+  mailbox_->SetHeld(sha256);
+}
+
+absl::StatusOr<ModelBytes> Participant::FetchModel(v1::Task* task, const TaskKey& key) {
+  if (model_ != nullptr && model_sha256_ == key.base_sha256 &&
+      model_->size() == layout_->model_bytes()) {
+    return model_;
+  }
+  const std::string& inlined = task->model();
+  if (!inlined.empty() || layout_->model_bytes() == 0) {
+    std::vector<uint8_t> bytes(inlined.begin(), inlined.end());
+    if (bytes.size() == layout_->model_bytes() && Sha256Of(bytes) == key.base_sha256) {
+      Keep(std::move(bytes), key.base_sha256);
+      return model_;
+    }  // else it was damaged: the whole one may be had
+  }
+  return DownloadModel(key);
+}
+
+absl::StatusOr<ModelBytes> Participant::DownloadModel(const TaskKey& key) {
+  mailbox_->SetWork(key.round, "download");
+  model_ = nullptr;  // room for the next one
+  model_sha256_.clear();
+  mailbox_->SetHeld("");
+  DownloadTarget target;
+  target.request.set_run(run_);
+  target.request.set_id(options_.id);
+  target.request.set_sha256(key.base_sha256);
+  target.model_bytes = layout_->model_bytes();
+  target.layout_hash = layout_->hash();
+  absl::Status error;
+  for (uint32_t attempt = 1; attempt <= options_.upload_attempts; ++attempt) {
+    const Uplink uplink = mailbox_->uplink();
+    const auto interrupted = [&] {
+      return mailbox_->Over(key) || mailbox_->Lost(uplink.generation);
+    };
+    if (interrupted()) return absl::CancelledError("the round is over or the session lost");
+    absl::StatusOr<std::vector<uint8_t>> bytes =
+        Download(uplink.channel, target, mailbox_, interrupted, &counters_.downloaded_bytes);
+    if (bytes.ok()) {
+      Keep(*std::move(bytes), key.base_sha256);
+      return model_;
+    }
+    error = bytes.status();
+    Pause(Backoff(attempt), interrupted);
+  }
+  return Annotate(error, absl::StrCat("the base model could not be fetched in ",
+                                      options_.upload_attempts, " attempts"));
+}
+
+void Participant::Evaluate(const TrainTask& task, const TaskKey& key) {
+  mailbox_->SetWork(key.round, "evaluate");
+  absl::StatusOr<std::vector<v1::Metric>> metrics = trainer_->Evaluate(task);
+  if (!metrics.ok()) return Decline(key, std::string(metrics.status().message()));
+  const google::protobuf::RepeatedPtrField<v1::Metric> listed(metrics->begin(), metrics->end());
+  auto sums = aggregation::MetricsToSums(listed);
+  if (!sums.ok()) return Decline(key, std::string(sums.status().message()));
+  v1::Report report;
+  report.set_contributors(1);
+  *report.mutable_metrics() = *std::move(sums);
+  Report(std::move(report), key);
+}
+
+void Participant::Train(const TrainTask& task, const TaskKey& key) {
+  mailbox_->SetWork(key.round, "train");
+  absl::StatusOr<TrainResult> result =
+      trainer_->Train(task, [this, &key] { return mailbox_->Over(key); });
+  if (!result.ok()) return Decline(key, std::string(result.status().message()));
+  ++counters_.rounds_trained;
+  if (mailbox_->Over(key)) return;
+  if (result->weight <= 0) {
+    return Decline(key, absl::StrCat("the training result has weight ", result->weight,
+                                     "; it must be positive"));
+  }
+  OpenRound round;
+  round.key = key;
+  v1::UploadHeader& header = round.header;
+  header.set_run(run_);
+  header.set_round(key.round);
+  header.set_id(options_.id);
+  header.set_epoch(options_.epoch);
+  header.set_base_version(task.spec.base_version());
+  header.set_layout_hash(layout_->hash());
+  header.set_weight(result->weight);
+  header.mutable_metrics()->Assign(result->metrics.begin(), result->metrics.end());
+  absl::StatusOr<EncodedDelta> delta = EncodeResult(task, *std::move(result));
+  if (!delta.ok()) return Decline(key, std::string(delta.status().message()));
+  header.set_encoded_bytes(delta->bytes);
+  round.delta = *std::move(delta);
+  open_ = std::move(round);
+  SendUpdate();
+}
+
+absl::StatusOr<EncodedDelta> Participant::EncodeResult(const TrainTask& task, TrainResult result) {
+  if (const auto segments = result.encoded;
+      segments != nullptr && segments == last_encoded_.lock()) {
+    EncodedDelta delta = last_delta_;
+    delta.segments = segments;
+    return delta;
+  }
+  if (codec_ == nullptr || codec_spec_ != task.spec.codec()) {
+    ASSIGN_OR_RETURN(codec_, codecs_(task.spec.codec()));
+    codec_spec_ = task.spec.codec();
+  }
+  const bool finished = result.encoded != nullptr;
+  ASSIGN_OR_RETURN(EncodedDelta delta, Encode(*layout_, *codec_, task.spec, options_.id,
+                                              std::move(result), &residuals_));
+  if (finished) {
+    last_encoded_ = delta.segments;
+    last_delta_ = {nullptr, delta.bytes, delta.crc32c};
+  }
+  return delta;
+}
+
+void Participant::Report(v1::Report report, const TaskKey& key) {
+  report.set_round(key.round);
+  report.set_kind(key.kind);
+  v1::SessionRequest request;
+  *request.mutable_report() = std::move(report);
+  connection_->Send(std::move(request));
+}
+
+void Participant::Decline(const TaskKey& key, const std::string& why) {
+  v1::Report report;
+  report.set_declined(why.empty() ? "the client gave no reason" : why);
+  Report(std::move(report), key);
+}
+
+void Participant::Pause(absl::Duration wait, const std::function<bool()>& interrupted) {
+  mailbox_->Wait(wait, interrupted);
+}
+
+absl::Duration Participant::Backoff(uint32_t failures) {
+  return JitteredBackoff(options_.backoff_min, options_.backoff_max, failures, &random_);
+}
+
+}  // namespace tributary::client::internal

@@ -1,0 +1,110 @@
+// The reactor of an upload.
+#include "client/internal/upload_call.h"
+
+#include <mutex>
+#include <utility>
+
+#include "grpcpp/client_context.h"
+#include "grpcpp/generic/generic_stub.h"
+
+namespace tributary::client::internal {
+namespace {
+
+constexpr char kMethod[] = "/tributary.v1.Aggregator/Upload";
+
+// Keeps itself alive until OnDone has returned; the caller waits for done().
+class UploadReactor final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+ public:
+  UploadReactor(const std::shared_ptr<grpc::Channel>& channel, const v1::UploadHeader& header,
+                const EncodedDelta& delta, std::shared_ptr<Mailbox> mailbox)
+      : stub_(channel), messages_(header, delta), mailbox_(std::move(mailbox)) {}
+
+  static std::shared_ptr<UploadReactor> Start(std::shared_ptr<UploadReactor> reactor) {
+    {
+      std::lock_guard lock(reactor->mu_);
+      reactor->self_ = reactor;
+      reactor->stub_.PrepareBidiStreamingCall(&reactor->context_, kMethod, {}, reactor.get());
+      reactor->StartRead(&reactor->answer_);
+      reactor->WriteNext();
+    }
+    reactor->StartCall();
+    return reactor;
+  }
+  void Cancel() { context_.TryCancel(); }
+  bool done() const {
+    std::lock_guard lock(mu_);
+    return done_;
+  }
+  UploadAttempt Take() {
+    std::lock_guard lock(mu_);
+    return {std::move(response_), messages_.segment_bytes()};
+  }
+
+  void OnWriteDone(bool ok) override {
+    std::lock_guard lock(mu_);
+    if (ok && !messages_.done()) WriteNext();  // not ok: the answer, or the error, comes by itself
+  }
+  void OnReadDone(bool ok) override {
+    std::lock_guard lock(mu_);
+    if (!ok) return;
+    v1::UploadResponse response;
+    const absl::Status parsed = ParseMessage(answer_, &response);
+    if (parsed.ok()) {
+      response_ = std::move(response);
+    } else {
+      response_ = parsed;
+    }
+  }
+  void OnDone(const grpc::Status& status) override {
+    std::shared_ptr<UploadReactor> self;
+    {
+      std::lock_guard lock(mu_);
+      if (!status.ok()) {
+        response_ = absl::Status(static_cast<absl::StatusCode>(status.error_code()),
+                                 status.error_message());
+      }
+      done_ = true;
+      self = std::move(self_);
+    }
+    mailbox_->Poke();
+  }
+
+ private:
+  void WriteNext() {
+    message_ = messages_.Next();
+    if (messages_.done()) {
+      StartWriteLast(&message_, grpc::WriteOptions());
+    } else {
+      StartWrite(&message_);
+    }
+  }
+
+  grpc::GenericStub stub_;
+  grpc::ClientContext context_;
+  mutable std::mutex mu_;  // orders gRPC's threads and the caller
+  UploadMessages messages_;
+  grpc::ByteBuffer message_;
+  grpc::ByteBuffer answer_;
+  const std::shared_ptr<Mailbox> mailbox_;
+  std::shared_ptr<UploadReactor> self_;
+  absl::StatusOr<v1::UploadResponse> response_ =
+      absl::UnavailableError("the aggregator ended an upload without an answer");
+  bool done_ = false;
+};
+
+}  // namespace
+
+UploadAttempt Upload(const std::shared_ptr<grpc::Channel>& channel, const v1::UploadHeader& header,
+                     const EncodedDelta& delta, const std::shared_ptr<Mailbox>& mailbox,
+                     const std::function<bool()>& interrupted) {
+  const auto reactor =
+      UploadReactor::Start(std::make_shared<UploadReactor>(channel, header, delta, mailbox));
+  mailbox->Wait(absl::InfiniteDuration(), [&] { return reactor->done() || interrupted(); });
+  if (!reactor->done()) {
+    reactor->Cancel();
+    mailbox->Wait(absl::InfiniteDuration(), [&] { return reactor->done(); });
+  }
+  return reactor->Take();
+}
+
+}  // namespace tributary::client::internal
