@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -15,7 +17,8 @@
 
 namespace tributary::aggregation {
 
-// Elements of the flat space that one data chunk of a partial sum holds (all but the last): 256 blocks.
+// Elements of the flat space that one data chunk of a partial sum holds (all but the last): 256
+// blocks.
 inline constexpr uint64_t kChunkElements = 131072;
 inline constexpr uint64_t kBlockElements = 512;  // bit-packed to one width
 // The most bytes of a packed chunk: 256 widths and 64 bits an element.
@@ -27,20 +30,24 @@ struct ElementRange {
   uint64_t end = 0;
 };
 
-// Storage and arithmetic only; who counts what is the round's business. Calls on disjoint ranges may run
-// at once; calls on the same range may not. The caller keeps the total weight within the grid's.
+// What a MAX tensor's elements hold before anything is folded: below every value that can be.
+inline constexpr int64_t kNothing = std::numeric_limits<int64_t>::min();
+
+// Storage and arithmetic only; who counts what is the round's business. Calls on disjoint ranges
+// may run at once; calls on the same range may not. The caller keeps the total weight within the
+// grid's.
 class ExactAccumulator {
  public:
   // RESOURCE_EXHAUSTED where the memory (8 B an element) cannot be had.
-  static absl::StatusOr<std::unique_ptr<ExactAccumulator>> Create(std::shared_ptr<const ModelLayout> layout,
-                                                                  const Grid& grid);
+  static absl::StatusOr<std::unique_ptr<ExactAccumulator>> Create(
+      std::shared_ptr<const ModelLayout> layout, const Grid& grid);
   ~ExactAccumulator();
 
   const ModelLayout& layout() const { return *layout_; }
   uint64_t chunk_count() const;  // of the packed form
 
-  // Folds the tiles that begin within `range` of each update, tile by tile: a tile stays in the cache
-  // while all updates pass over it. Range bounds are tile boundaries.
+  // Folds the tiles that begin within `range` of each update, tile by tile: a tile stays in the
+  // cache while all updates pass over it. Range bounds are tile boundaries.
   void Fold(std::span<const EncodedUpdate* const> updates, ElementRange range);
   // Undoes Fold exactly. FAILED_PRECONDITION where the layout has MAX or FIRST tensors.
   absl::Status Subtract(const EncodedUpdate& update, ElementRange range);
@@ -49,8 +56,9 @@ class ExactAccumulator {
   size_t PackChunk(uint64_t chunk, uint8_t* out) const;
   // Checks a packed chunk: its length and widths. INVALID_ARGUMENT says what is wrong.
   absl::Status ValidateChunk(uint64_t chunk, ByteSpan packed) const;
-  // Merges the part of a validated chunk that lies in `range`: adds, or takes the maximum, or, for FIRST
-  // tensors, the values of the smaller `first_id` (the smallest contributor id behind the partial sum).
+  // Merges the part of a validated chunk that lies in `range`: adds, or takes the maximum, or, for
+  // FIRST tensors, the values of the smaller `first_id` (the smallest contributor id behind the
+  // partial sum). Range bounds are tile boundaries.
   void MergeChunk(uint64_t chunk, ByteSpan packed, std::string_view first_id, ElementRange range);
   // Undoes MergeChunk exactly. FAILED_PRECONDITION as Subtract.
   absl::Status SubtractChunk(uint64_t chunk, ByteSpan packed, ElementRange range);
@@ -58,23 +66,46 @@ class ExactAccumulator {
   // Cuts the flat space into at most `parts` ranges of about equal size, at tile boundaries.
   std::vector<ElementRange> Split(int parts) const;
 
+  // Until something is folded, SUM, MEAN and FIRST tensors hold 0, and MAX tensors hold kNothing.
   std::span<const int64_t> sums() const { return {sums_, layout_->elements()}; }
   // Back to zero, for the next round; the memory stays.
   void Reset();
 
  private:
+  // How a stretch of the flat space is combined: adjacent tensors of one kind are one stretch.
+  enum class Combine : uint8_t { kAdd, kMax, kFirst };
+  struct Stretch {
+    uint64_t begin = 0;
+    uint64_t end = 0;
+    Combine combine = Combine::kAdd;
+    uint8_t max_width = 64;  // bits that a block of these tensors may need
+  };
+  enum class Direction { kAdd, kSubtract };
+
   ExactAccumulator(std::shared_ptr<const ModelLayout> layout, const Grid& grid);
-  // The largest |S| a chunk may carry: bound * 2^f * W_max, or 2^63 - 1 for integer tensors.
+  void FindStretches();
+  void Clear();  // given zeros everywhere
+  absl::Status CheckSubtractable() const;
+  void FoldTile(const EncodedUpdate& update, uint32_t tile, int64_t* scratch);
+  bool TakesFirst(uint32_t tile, std::string_view id);
+  const Stretch& StretchAt(uint64_t element) const;
+  size_t MaxWidth(uint64_t begin, uint64_t end) const;
+  void ApplyChunk(uint64_t chunk, ByteSpan packed, std::string_view first_id, ElementRange range,
+                  Direction direction);
+  void ApplyValues(const int64_t* values, uint64_t begin, uint64_t end, std::string_view first_id,
+                   Direction direction);
+
   std::shared_ptr<const ModelLayout> layout_;
   Grid grid_;
   int64_t* sums_ = nullptr;
   size_t mapped_bytes_ = 0;
-  std::vector<std::string> first_ids_;  // per tile of FIRST tensors: whose values lie there
-  std::vector<uint8_t> touched_;        // per tile of MAX tensors: whether anything was folded
+  std::vector<Stretch> stretches_;  // ascending, covering all elements
+  bool subtractable_ = true;        // no MAX or FIRST tensor
+  std::vector<std::string>
+      first_ids_;  // per tile, empty without FIRST tensors: whose values lie there
 };
 
-// Applies the mean to a model: for MEAN tensors of floats model + lr_scaled mean handled by the server
-// optimizer; see optimizer.h. This is the grid's own division: mean[i] = double(S) / double(W) * 2^-f.
+// The grid's own division: mean = double(S) / double(W) * 2^-f.
 double GridMean(int64_t sum, uint64_t weight, int fraction_bits);
 
 }  // namespace tributary::aggregation

@@ -1,4 +1,5 @@
-// The workers that fold: each owns a range of elements and folds everything that waits, tile by tile.
+// The workers that fold: each owns a range of elements and folds everything that waits, tile by
+// tile.
 #pragma once
 
 #include <cstdint>
@@ -19,13 +20,13 @@ struct PackedPartial {
   std::vector<std::vector<uint8_t>> chunks;  // chunk i at index i
 };
 
-// Threads: all methods from any thread. Work handed in is done once each; its callback runs on a worker
-// thread after the last range is folded, and must not block.
+// Threads: all methods from any thread. Work handed in is done once each; its callback runs on a
+// worker thread after the last range is folded, and must not block.
 class FoldPool {
  public:
   struct Options {
-    int workers = 1;             // 1..256
-    int updates_per_pass = 16;   // at most this many share a pass over a tile
+    int workers = 1;            // 1..256
+    int updates_per_pass = 16;  // at most this many share a pass over a tile
   };
   explicit FoldPool(const Options& options);
   ~FoldPool();  // finishes what was handed in
@@ -34,8 +35,8 @@ class FoldPool {
   void Target(ExactAccumulator* accumulator);
   void Fold(std::shared_ptr<const EncodedUpdate> update, std::function<void()> done);
   void Merge(std::shared_ptr<const PackedPartial> partial, std::function<void()> done);
-  void Wait();                   // until nothing is in flight
-  double busy_seconds() const;   // CPU seconds spent folding, all workers
+  void Wait();                  // until nothing is in flight
+  double busy_seconds() const;  // CPU seconds spent folding, all workers
 
  private:
   struct State;

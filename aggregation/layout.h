@@ -12,12 +12,22 @@
 
 namespace tributary::aggregation {
 
-enum class DType : uint8_t { kF32 = 1, kF64, kF16, kBf16, kI64, kI32, kU8, kBool };  // as in model.proto
-enum class Policy : uint8_t { kMean = 1, kSum, kMax, kFirst, kSkip };                // as in model.proto
+enum class DType : uint8_t {
+  kF32 = 1,
+  kF64,
+  kF16,
+  kBf16,
+  kI64,
+  kI32,
+  kU8,
+  kBool
+};                                                                     // as in model.proto
+enum class Policy : uint8_t { kMean = 1, kSum, kMax, kFirst, kSkip };  // as in model.proto
 
 size_t DTypeBytes(DType dtype);
 bool IsFloat(DType dtype);
-std::string_view DTypeName(DType dtype);  // safetensors' names: "F32", "I64", ...
+std::string_view DTypeName(DType dtype);     // safetensors' names: "F32", "I64", ...
+std::string_view PolicyName(Policy policy);  // "mean", "sum", "max", "first", "skip"
 
 struct TensorSpec {
   std::string name;
@@ -29,7 +39,7 @@ struct TensorSpec {
 // A stretch of one tensor that is folded at once: at most compression::kTileElements elements.
 struct Tile {
   uint32_t tensor = 0;
-  uint64_t first = 0;   // within the tensor
+  uint64_t first = 0;  // within the tensor
   uint64_t count = 0;
   uint64_t offset = 0;  // of its first element in the aggregate's flat element space
 };
@@ -37,7 +47,9 @@ struct Tile {
 // Immutable, thread-safe.
 class ModelLayout {
  public:
-  // INVALID_ARGUMENT: no tensor, an empty or repeated name, a size that overflows 2^62 bytes.
+  // INVALID_ARGUMENT: no tensor or over 1,000,000; an empty, repeated or too long (512 bytes) name;
+  // an unknown dtype or policy; over 64 dimensions, 2^62 bytes of model or 2^40 elements of
+  // aggregate.
   static absl::StatusOr<std::shared_ptr<const ModelLayout>> Create(std::vector<TensorSpec> tensors);
   static absl::StatusOr<std::shared_ptr<const ModelLayout>> FromProto(const v1::ModelLayout& proto);
   v1::ModelLayout ToProto() const;
@@ -49,19 +61,24 @@ class ModelLayout {
   uint64_t model_bytes() const { return model_bytes_; }
   uint64_t TensorByteOffset(uint32_t tensor) const { return byte_offsets_[tensor]; }
 
-  // The aggregate: one int64 for each element of each tensor that is not SKIP, back to back, in order.
+  // The aggregate: one int64 for each element of each tensor that is not SKIP, back to back, in
+  // order.
   uint64_t elements() const { return elements_; }
   uint64_t TensorElementOffset(uint32_t tensor) const { return element_offsets_[tensor]; }
-  const std::vector<Tile>& tiles() const { return tiles_; }  // ascending in offset, covering all elements
+  const std::vector<Tile>& tiles() const {
+    return tiles_;
+  }  // ascending in offset, covering all elements
   uint32_t FirstTileOf(uint32_t tensor) const { return first_tiles_[tensor]; }
 
   // SHA-256 (32 bytes) of names, shapes, dtypes and policies; how: docs/wire-format.md.
   const std::string& hash() const { return hash_; }
-  // What differs first, for error messages: `tensor "fc1.weight" has shape [200,784], expected [10,784]`.
+  // What differs first, for error messages: `tensor "fc1.weight" has shape [200,784], expected
+  // [10,784]`.
   std::string DescribeDifference(const ModelLayout& other) const;
 
  private:
   ModelLayout() = default;
+  absl::Status Place(const TensorSpec& tensor, uint64_t elements);  // after those placed before
   std::vector<TensorSpec> tensors_;
   std::vector<uint64_t> tensor_elements_, byte_offsets_, element_offsets_;
   std::vector<uint32_t> first_tiles_;

@@ -1,4 +1,5 @@
-// One client's update as it arrives: segments checked one by one, held uncopied, folded only when whole.
+// One client's update as it arrives: segments checked one by one, held uncopied, folded only when
+// whole.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +14,7 @@
 #include "aggregation/layout.h"
 #include "base/bytes.h"
 #include "compression/codec.h"
+#include "compression/segment.h"
 
 namespace tributary::aggregation {
 
@@ -49,16 +51,18 @@ class EncodedUpdate {
   uint64_t encoded_bytes_ = 0;
 };
 
-// Builds an EncodedUpdate from the pieces of one upload. Not thread-safe; one upload, one assembler.
-// Segments must cover every element of every tensor that is not SKIP, in layout order, without gap or
-// overlap; any codec known may be used per segment. After a refusal every call returns the same one.
+// Builds an EncodedUpdate from the pieces of one upload. Not thread-safe; one upload, one
+// assembler. Segments must cover every element of every tensor that is not SKIP, in layout order,
+// without gap or overlap; any codec known may be used per segment. After a refusal every call
+// returns the same one.
 class UpdateAssembler {
  public:
   UpdateAssembler(std::shared_ptr<const ModelLayout> layout, const Grid& grid, std::string id,
                   int64_t weight, uint64_t declared_bytes);
 
-  // Takes whole segments; `owner` keeps `bytes` alive until the update is destroyed. Everything in them is
-  // validated now, while it is in the cache. False where the update is refused: see refusal().
+  // Takes whole segments; `owner` keeps `bytes` alive until the update is destroyed. Everything in
+  // them is validated now, while it is in the cache. False where the update is refused: see
+  // refusal().
   bool Add(const PiecedBytes& bytes, std::shared_ptr<const void> owner);
   // The trailer: total length and CRC32C (over all segments' bytes). Null where refused.
   std::shared_ptr<const EncodedUpdate> Finish(uint64_t encoded_bytes, uint32_t crc32c);
@@ -67,33 +71,41 @@ class UpdateAssembler {
  private:
   bool Refuse(std::string reason, std::string message);
   bool AddSegment(ByteCursor* cursor);
+  bool CheckPlace(const compression::SegmentHeader& header);
+  bool CheckPayload(const compression::SegmentHeader& header, EncodedUpdate::Segment* segment);
+  void SkipFinishedTensors();
+  std::string TensorText(uint32_t tensor) const;
+
   std::shared_ptr<const ModelLayout> layout_;
   Grid grid_;
   uint64_t declared_bytes_;
   uint32_t next_tensor_ = 0;
   uint64_t next_element_ = 0;
   uint32_t crc_ = 0;
+  uint16_t last_codec_ = 0;  // of the segment before
+  uint32_t last_parameter_ = 0;
   Refusal refusal_;
   bool refused_ = false;
   std::shared_ptr<EncodedUpdate> update_;
 };
 
-// The most bytes that an update may declare: every element as the widest first-set codec, plus headers.
+// The most bytes that an update may declare: every element as the widest first-set codec, plus
+// headers.
 uint64_t MaxEncodedBytes(const ModelLayout& layout);
 
 // The sending side: encodes a delta into whole segments.
-// `floats` holds tensor i's delta (TensorElements(i) floats) when it is a float tensor, `ints` when not;
-// the accessors are called once a tensor, in order; SKIP tensors are not asked for. `emit` gets the
-// encoding of one segment (header and payload) at a time, in order. `residual`, when given, gets each
-// tensor's x - decode(encode(x)).
+// `floats` holds tensor i's delta (TensorElements(i) floats) when it is a float tensor, `ints` when
+// not; the accessors are called once a tensor, in order; SKIP tensors are not asked for. `emit`
+// gets the encoding of one segment (header and payload) at a time, in order. `residual`, when
+// given, gets each tensor's x - decode(encode(x)).
 struct DeltaSource {
   virtual ~DeltaSource() = default;
   virtual absl::StatusOr<std::span<const float>> Floats(uint32_t tensor) = 0;
   virtual absl::StatusOr<std::span<const int64_t>> Ints(uint32_t tensor) = 0;
   virtual std::span<float> Residual(uint32_t) { return {}; }  // empty: not wanted
 };
-absl::Status EncodeUpdate(const ModelLayout& layout, const compression::Codec& codec, uint64_t codec_key,
-                          uint32_t round, DeltaSource& deltas,
+absl::Status EncodeUpdate(const ModelLayout& layout, const compression::Codec& codec,
+                          uint64_t codec_key, uint32_t round, DeltaSource& deltas,
                           const std::function<absl::Status(std::vector<uint8_t> segment)>& emit);
 
 }  // namespace tributary::aggregation

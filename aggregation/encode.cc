@@ -1,0 +1,111 @@
+// The sending side: cuts tensors into segments and encodes them.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "aggregation/internal/text.h"
+#include "aggregation/update.h"
+#include "base/status.h"
+#include "compression/segment.h"
+
+namespace tributary::aggregation {
+namespace {
+
+using compression::CodecId;
+using compression::kTileElements;
+using compression::SegmentHeader;
+
+using Emit = std::function<absl::Status(std::vector<uint8_t> segment)>;
+
+std::string TensorText(const TensorSpec& tensor) {
+  return absl::StrCat("tensor ", internal::Quoted(tensor.name));
+}
+
+absl::Status CheckLength(const TensorSpec& tensor, absl::string_view what, uint64_t got,
+                         uint64_t expected) {
+  if (got == expected) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(TensorText(tensor), ": its ", what, " has ", got,
+                                                 " elements, the layout says ", expected));
+}
+
+// The most whole tiles whose payload is within the limit: large segments, few headers.
+uint64_t ElementsPerSegment(const compression::Codec& codec) {
+  uint64_t tiles = 1;
+  while (codec.EncodedBytes((tiles + 1) * kTileElements) <= compression::kMaxPayloadBytes) ++tiles;
+  return tiles * kTileElements;
+}
+constexpr uint64_t kRawElementsPerSegment = compression::kMaxPayloadBytes / sizeof(int64_t);
+static_assert(kRawElementsPerSegment % kTileElements == 0);
+
+// Fills in the header in front of a payload that was appended after room for it.
+absl::Status EmitSegment(uint32_t tensor, CodecId codec, uint32_t parameter, uint64_t first,
+                         uint64_t count, std::vector<uint8_t> segment, const Emit& emit) {
+  SegmentHeader header;
+  header.tensor = tensor;
+  header.codec = static_cast<uint16_t>(codec);
+  header.parameter = parameter;
+  header.payload_bytes = static_cast<uint32_t>(segment.size() - SegmentHeader::kBytes);
+  header.first = first;
+  header.count = count;
+  compression::WriteSegmentHeader(header, segment.data());
+  return emit(std::move(segment));
+}
+
+absl::Status EncodeFloats(const TensorSpec& tensor, const compression::Codec& codec,
+                          compression::EncodeContext context, std::span<const float> x,
+                          std::span<float> residual, const Emit& emit) {
+  const uint64_t most = ElementsPerSegment(codec);
+  for (uint64_t first = 0; first < x.size(); first += most) {
+    const uint64_t count = std::min<uint64_t>(most, x.size() - first);
+    std::vector<uint8_t> segment;
+    segment.reserve(SegmentHeader::kBytes + codec.EncodedBytes(count));
+    segment.resize(SegmentHeader::kBytes);
+    context.first = first;
+    const absl::Status status =
+        codec.Encode(x.subspan(first, count), context, &segment,
+                     residual.empty() ? std::span<float>() : residual.subspan(first, count));
+    if (!status.ok()) {
+      return Annotate(status, absl::StrCat(TensorText(tensor), ", counted from element ", first));
+    }
+    RETURN_IF_ERROR(EmitSegment(context.tensor, codec.capabilities().id, codec.parameter(), first,
+                                count, std::move(segment), emit));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status EncodeInts(uint32_t tensor, std::span<const int64_t> x, const Emit& emit) {
+  for (uint64_t first = 0; first < x.size(); first += kRawElementsPerSegment) {
+    const uint64_t count = std::min<uint64_t>(kRawElementsPerSegment, x.size() - first);
+    std::vector<uint8_t> segment(SegmentHeader::kBytes);
+    compression::EncodeRawInt64(x.subspan(first, count), &segment);
+    RETURN_IF_ERROR(
+        EmitSegment(tensor, CodecId::kRawInt64, 0, first, count, std::move(segment), emit));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status EncodeUpdate(const ModelLayout& layout, const compression::Codec& codec,
+                          uint64_t codec_key, uint32_t round, DeltaSource& deltas,
+                          const Emit& emit) {
+  for (uint32_t t = 0; t < layout.tensors().size(); ++t) {
+    const TensorSpec& tensor = layout.tensors()[t];
+    const uint64_t elements = layout.TensorElements(t);
+    if (tensor.policy == Policy::kSkip) continue;
+    if (!IsFloat(tensor.dtype)) {
+      ASSIGN_OR_RETURN(const std::span<const int64_t> x, deltas.Ints(t));
+      RETURN_IF_ERROR(CheckLength(tensor, "delta", x.size(), elements));
+      RETURN_IF_ERROR(EncodeInts(t, x, emit));
+      continue;
+    }
+    ASSIGN_OR_RETURN(const std::span<const float> x, deltas.Floats(t));
+    RETURN_IF_ERROR(CheckLength(tensor, "delta", x.size(), elements));
+    const std::span<float> residual = deltas.Residual(t);
+    if (!residual.empty())
+      RETURN_IF_ERROR(CheckLength(tensor, "residual", residual.size(), elements));
+    RETURN_IF_ERROR(EncodeFloats(tensor, codec, {codec_key, round, t, 0}, x, residual, emit));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tributary::aggregation

@@ -1,0 +1,197 @@
+// The fold workers: a queue each, everything that waits taken at once.
+#include "aggregation/fold_pool.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+namespace tributary::aggregation {
+namespace {
+
+int64_t ThreadCpuNanoseconds() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+
+void Check(bool holds, const char* promise) {
+  if (holds) return;
+  std::fprintf(stderr, "FoldPool: %s\n", promise);
+  std::abort();
+}
+
+}  // namespace
+
+struct FoldPool::State {
+  // One contribution, shared by the workers that fold its ranges.
+  struct Item {
+    std::shared_ptr<const EncodedUpdate> update;  // one of the two
+    std::shared_ptr<const PackedPartial> partial;
+    std::function<void()> done;
+    std::atomic<int> ranges_left{0};
+  };
+  using Work = std::shared_ptr<Item>;
+
+  struct Worker {
+    std::mutex mutex;  // of queue and stop
+    std::condition_variable wake;
+    std::deque<Work> queue;
+    bool stop = false;
+    ElementRange range;  // written by Target, while nothing is in flight
+    std::thread thread;
+  };
+
+  explicit State(const Options& options)
+      : updates_per_pass(std::max(options.updates_per_pass, 1)),
+        workers(std::clamp(options.workers, 1, 256)) {}
+
+  void HandIn(Work item);
+  void Run(Worker* worker);
+  void Process(const std::vector<Work>& batch, ElementRange range);
+  void FinishRange(Work item);
+
+  const int updates_per_pass;
+  std::vector<Worker> workers;
+
+  std::mutex target_mutex;  // of the next five; before a worker's mutex
+  std::condition_variable idle;
+  ExactAccumulator* accumulator = nullptr;
+  size_t active_workers = 0;  // those with a range: the first ones
+  uint64_t unfolded = 0;      // handed in, not folded by all
+  uint64_t uncalled = 0;      // handed in, their callback not returned from
+
+  std::atomic<int64_t> busy_nanoseconds{0};
+};
+
+FoldPool::FoldPool(const Options& options) : state_(std::make_unique<State>(options)) {
+  for (State::Worker& worker : state_->workers) {
+    worker.thread = std::thread([this, &worker] { state_->Run(&worker); });
+  }
+}
+
+FoldPool::~FoldPool() {
+  Wait();
+  for (State::Worker& worker : state_->workers) {
+    {
+      const std::lock_guard lock(worker.mutex);
+      worker.stop = true;
+    }
+    worker.wake.notify_one();
+    worker.thread.join();
+  }
+}
+
+void FoldPool::Target(ExactAccumulator* accumulator) {
+  const std::lock_guard lock(state_->target_mutex);
+  Check(state_->unfolded == 0, "Target was called while work is in flight; call Wait first");
+  state_->accumulator = accumulator;
+  state_->active_workers = 0;
+  if (accumulator == nullptr) return;
+  for (const ElementRange range : accumulator->Split(static_cast<int>(state_->workers.size()))) {
+    state_->workers[state_->active_workers++].range = range;
+  }
+}
+
+void FoldPool::Fold(std::shared_ptr<const EncodedUpdate> update, std::function<void()> done) {
+  auto item = std::make_shared<State::Item>();
+  item->update = std::move(update);
+  item->done = std::move(done);
+  state_->HandIn(std::move(item));
+}
+
+void FoldPool::Merge(std::shared_ptr<const PackedPartial> partial, std::function<void()> done) {
+  auto item = std::make_shared<State::Item>();
+  item->partial = std::move(partial);
+  item->done = std::move(done);
+  state_->HandIn(std::move(item));
+}
+
+void FoldPool::Wait() {
+  std::unique_lock lock(state_->target_mutex);
+  state_->idle.wait(lock, [this] { return state_->uncalled == 0; });
+}
+
+double FoldPool::busy_seconds() const {
+  return static_cast<double>(state_->busy_nanoseconds.load(std::memory_order_relaxed)) * 1e-9;
+}
+
+void FoldPool::State::HandIn(Work item) {
+  const std::lock_guard lock(target_mutex);
+  Check(accumulator != nullptr, "work was handed in before Target");
+  ++unfolded;
+  ++uncalled;
+  item->ranges_left.store(static_cast<int>(active_workers), std::memory_order_relaxed);
+  for (size_t i = 0; i < active_workers; ++i) {
+    Worker& worker = workers[i];
+    {
+      const std::lock_guard queue_lock(worker.mutex);
+      worker.queue.push_back(item);
+    }
+    worker.wake.notify_one();
+  }
+}
+
+void FoldPool::State::Run(Worker* worker) {
+  std::vector<Work> batch;
+  while (true) {
+    {
+      std::unique_lock lock(worker->mutex);
+      worker->wake.wait(lock, [&] { return worker->stop || !worker->queue.empty(); });
+      if (worker->queue.empty()) return;
+      while (!worker->queue.empty() && batch.size() < static_cast<size_t>(updates_per_pass)) {
+        batch.push_back(std::move(worker->queue.front()));
+        worker->queue.pop_front();
+      }
+    }
+    const int64_t start = ThreadCpuNanoseconds();
+    Process(batch, worker->range);
+    busy_nanoseconds.fetch_add(ThreadCpuNanoseconds() - start, std::memory_order_relaxed);
+    for (Work& item : batch) FinishRange(std::move(item));
+    batch.clear();
+  }
+}
+
+// Updates share one pass; partial sums are merged one by one. Integer addition does not mind the
+// order.
+void FoldPool::State::Process(const std::vector<Work>& batch, ElementRange range) {
+  std::vector<const EncodedUpdate*> updates;
+  for (const Work& item : batch) {
+    if (item->update != nullptr) updates.push_back(item->update.get());
+  }
+  if (!updates.empty()) accumulator->Fold(updates, range);
+  if (range.begin == range.end) return;
+  for (const Work& item : batch) {
+    if (item->partial == nullptr) continue;
+    const PackedPartial& partial = *item->partial;
+    const uint64_t last = (range.end - 1) / kChunkElements;
+    for (uint64_t chunk = range.begin / kChunkElements; chunk <= last; ++chunk) {
+      accumulator->MergeChunk(chunk, partial.chunks[chunk], partial.first_id, range);
+    }
+  }
+}
+
+// The last of an item's workers frees it and tells its owner.
+void FoldPool::State::FinishRange(Work item) {
+  if (item->ranges_left.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  item->update.reset();
+  item->partial.reset();
+  {
+    // Before the callback: whoever it tells may give the pool its next target at once.
+    const std::lock_guard lock(target_mutex);
+    --unfolded;
+  }
+  if (item->done) item->done();
+  item->done = nullptr;
+  const std::lock_guard lock(target_mutex);
+  if (--uncalled == 0) idle.notify_all();
+}
+
+}  // namespace tributary::aggregation
