@@ -1,0 +1,32 @@
+// The subcommands of `tributary`. Each returns the process's exit code: 0 done, 1 failed, 2 bad usage or config.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace tributary::cli {
+
+struct ServeOptions {
+  std::string file;
+  std::string progress = "none";  // "human" or "json": a line a round on standard output
+};
+int Serve(const ServeOptions& options);
+
+int Check(const std::vector<std::string>& files);
+int ListCodecs();
+
+struct DemoOptions {
+  uint32_t clients = 20;
+  uint32_t racks = 2;
+  uint32_t rounds = 10;
+  std::string topology = "two-tier";  // flat, two-tier, three-tier
+  std::string codec = "int8";
+  std::string model = "2nn";
+  double alpha = 0.5;
+  uint64_t seed = 1;
+  std::string out = "demo-out";
+};
+int Demo(const DemoOptions& options);
+
+}  // namespace tributary::cli

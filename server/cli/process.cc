@@ -1,0 +1,157 @@
+// fork, exec, wait, and /proc.
+#include "server/cli/process.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "absl/strings/str_cat.h"
+
+namespace tributary::cli {
+
+absl::StatusOr<Process> Process::Start(const std::vector<std::string>& argv, const Options& options) {
+  int fds[2] = {-1, -1};
+  if (options.pipe_stdout && pipe2(fds, O_CLOEXEC) != 0) return absl::InternalError("no pipe");
+  std::vector<char*> args;
+  for (const std::string& arg : argv) args.push_back(const_cast<char*>(arg.c_str()));
+  args.push_back(nullptr);
+  int log = -1;
+  if (!options.log_file.empty()) {
+    log = open(options.log_file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+    if (log < 0) return absl::PermissionDeniedError(absl::StrCat("cannot write ", options.log_file));
+  }
+  const pid_t parent = getpid();
+  const pid_t pid = fork();
+  if (pid < 0) return absl::ResourceExhaustedError(absl::StrCat("cannot start ", argv[0], ": ", strerror(errno)));
+  if (pid == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(1);
+    // Ctrl-C is the parent's business: it ends its children in order.
+    setpgid(0, 0);
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, nullptr);
+    if (log >= 0) dup2(log, 2);
+    if (options.pipe_stdout) {
+      dup2(fds[1], 1);
+    } else if (log >= 0) {
+      dup2(log, 1);
+    }
+    execv(args[0], args.data());
+    _exit(127);
+  }
+  if (log >= 0) close(log);
+  Process out;
+  out.pid_ = pid;
+  if (options.pipe_stdout) {
+    close(fds[1]);
+    out.stdout_fd_ = fds[0];
+  }
+  return out;
+}
+
+Process& Process::operator=(Process&& other) noexcept {
+  std::swap(pid_, other.pid_);
+  std::swap(stdout_fd_, other.stdout_fd_);
+  std::swap(exit_code_, other.exit_code_);
+  return *this;
+}
+
+Process::~Process() {
+  if (pid_ > 0 && exit_code_ < 0) {
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+  if (stdout_fd_ >= 0) close(stdout_fd_);
+}
+
+void Process::Signal(int number) const {
+  if (pid_ > 0 && exit_code_ < 0) kill(pid_, number);
+}
+
+absl::StatusOr<int> Process::Wait(absl::Duration limit) {
+  if (exit_code_ >= 0) return exit_code_;
+  // A pidfd becomes readable when the process ends: no polling.
+  const int fd = static_cast<int>(syscall(SYS_pidfd_open, pid_, 0));
+  if (fd < 0) return absl::InternalError(absl::StrCat("pidfd_open: ", strerror(errno)));
+  pollfd entry = {.fd = fd, .events = POLLIN, .revents = 0};
+  const absl::Time deadline = absl::Now() + limit;
+  int ready = 0;
+  do {
+    const int64_t left = absl::ToInt64Milliseconds(std::max(deadline - absl::Now(), absl::ZeroDuration()));
+    ready = poll(&entry, 1, static_cast<int>(std::min<int64_t>(left, 1 << 30)));
+  } while (ready < 0 && errno == EINTR);
+  close(fd);
+  if (ready == 0) return absl::DeadlineExceededError(absl::StrCat("process ", pid_, " still runs"));
+  int status = 0;
+  waitpid(pid_, &status, 0);
+  exit_code_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  return exit_code_;
+}
+
+bool Process::Running() { return !Wait(absl::ZeroDuration()).ok(); }
+
+double Process::CpuSeconds() const {
+  std::ifstream file(absl::StrCat("/proc/", pid_, "/stat"));
+  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  const size_t after_name = text.rfind(')');
+  if (after_name == std::string::npos) return 0;
+  std::istringstream fields(text.substr(after_name + 1));
+  std::string word;
+  double user = 0, system = 0;
+  for (int i = 3; i <= 15 && fields >> word; ++i) {
+    if (i == 14) user = std::stod(word);
+    if (i == 15) system = std::stod(word);
+  }
+  return (user + system) / static_cast<double>(sysconf(_SC_CLK_TCK));
+}
+
+namespace {
+uint64_t StatusKb(pid_t pid, const std::string& key) {
+  std::ifstream file(absl::StrCat("/proc/", pid, "/status"));
+  std::string line;
+  while (std::getline(file, line)) {
+    if (line.rfind(key, 0) == 0) return std::stoull(line.substr(key.size()));
+  }
+  return 0;
+}
+}  // namespace
+
+uint64_t Process::ResidentBytes() const { return StatusKb(pid_, "VmRSS:") * 1024; }
+uint64_t Process::PeakResidentBytes() const { return StatusKb(pid_, "VmHWM:") * 1024; }
+
+std::string SelfDirectory() {
+  std::error_code error;
+  const auto path = std::filesystem::read_symlink("/proc/self/exe", error);
+  return path.parent_path().string();
+}
+
+absl::StatusOr<int> FreePort() {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  int port = 0;
+  if (fd >= 0 && bind(fd, reinterpret_cast<sockaddr*>(&address), size) == 0 &&
+      getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0) {
+    port = ntohs(address.sin_port);
+  }
+  if (fd >= 0) close(fd);
+  if (port == 0) return absl::UnavailableError("no free TCP port on 127.0.0.1");
+  return port;
+}
+
+}  // namespace tributary::cli

@@ -1,0 +1,114 @@
+// `tributary serve`, `check` and `codecs`.
+#include <spdlog/sinks/basic_file_sink.h>
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <csignal>
+#include <cstdio>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "compression/codec.h"
+#include "server/cli/commands.h"
+#include "server/node.h"
+
+namespace tributary::cli {
+namespace {
+
+int Fail(int code, const absl::Status& status) {
+  std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
+  return code;
+}
+
+absl::Status SetUpLog(const server::LogConfig& config) {
+  std::shared_ptr<spdlog::logger> logger;
+  if (config.file.empty()) {
+    logger = std::make_shared<spdlog::logger>("tributary", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+  } else {
+    std::FILE* probe = std::fopen(config.file.c_str(), "a");
+    if (probe == nullptr) return absl::PermissionDeniedError(absl::StrCat("cannot append to [log] file ", config.file));
+    std::fclose(probe);
+    logger = std::make_shared<spdlog::logger>("tributary",
+                                              std::make_shared<spdlog::sinks::basic_file_sink_mt>(config.file));
+  }
+  if (config.format == "json") {
+    logger->set_pattern(R"({"time":"%Y-%m-%dT%H:%M:%S.%e%z","level":"%l","message":"%v"})");
+  } else {
+    logger->set_pattern("%Y-%m-%d %H:%M:%S.%e %^%-5l%$ %v");
+  }
+  logger->set_level(spdlog::level::from_str(config.level));
+  logger->flush_on(spdlog::level::info);
+  spdlog::set_default_logger(std::move(logger));
+  return absl::OkStatus();
+}
+
+sigset_t EndSignals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int number : {SIGTERM, SIGINT, SIGUSR1}) sigaddset(&set, number);
+  return set;
+}
+
+}  // namespace
+
+int Serve(const ServeOptions& options) {
+  auto config = server::LoadConfig(options.file);
+  if (!config.ok()) return Fail(2, config.status());
+  if (const absl::Status status = SetUpLog(config->log); !status.ok()) return Fail(2, status);
+  // Blocked in all threads, waited for by one.
+  const sigset_t signals = EndSignals();
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  std::signal(SIGPIPE, SIG_IGN);
+
+  server::Node::Options node_options;
+  node_options.config = *std::move(config);
+  if (options.progress != "none") {
+    node_options.on_round = [json = options.progress == "json"](const server::RoundReport& report) {
+      std::printf("%s\n", (json ? ToJson(report) : ToText(report)).c_str());
+      std::fflush(stdout);
+    };
+  }
+  auto node = server::Node::Create(std::move(node_options));
+  if (!node.ok()) return Fail(2, node.status());
+  std::thread watcher([&] {
+    int number = 0;
+    while (sigwait(&signals, &number) == 0 && number != SIGUSR1) (*node)->Shutdown();
+  });
+  const absl::Status status = (*node)->Run();
+  pthread_kill(watcher.native_handle(), SIGUSR1);
+  watcher.join();
+  if (!status.ok()) {
+    spdlog::error("ended: {}", status.message());
+    return 1;
+  }
+  spdlog::info("ended");
+  return 0;
+}
+
+int Check(const std::vector<std::string>& files) {
+  int code = 0;
+  for (const std::string& file : files) {
+    auto config = server::LoadConfig(file);
+    if (config.ok()) {
+      std::printf("%s: ok (%s \"%s\")\n", file.c_str(), config->is_root() ? "root" : "rack",
+                  config->node.name.c_str());
+    } else {
+      code = Fail(2, config.status());
+    }
+  }
+  return code;
+}
+
+int ListCodecs() {
+  std::printf("%-8s %3s %-7s %-9s %-15s %-14s %s\n", "codec", "id", "linear", "unbiased", "error feedback",
+              "deterministic", "minimum size");
+  for (const compression::Capabilities& row : compression::AllCodecs()) {
+    const auto yes = [](bool b) { return b ? "yes" : "no"; };
+    std::printf("%-8s %3d %-7s %-9s %-15s %-14s %llu\n", row.name.c_str(), static_cast<int>(row.id), yes(row.linear),
+                yes(row.unbiased), row.needs_error_feedback ? "needed" : "not needed", yes(row.deterministic),
+                static_cast<unsigned long long>(row.minimum_elements));
+  }
+  return 0;
+}
+
+}  // namespace tributary::cli

@@ -1,0 +1,483 @@
+// Members and the round's course: who joins, who gets a task, when it closes, how it ended.
+#include "server/collector.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_join.h"
+#include "base/status.h"
+
+namespace tributary::server {
+
+using aggregation::Action;
+using aggregation::Answer;
+
+namespace {
+
+// Models up to this size ride in the task itself: a Download call costs more than they do.
+constexpr uint64_t kInlineModelBytes = 64 * 1024;
+constexpr absl::Duration kSweepEvery = absl::Seconds(1);
+
+int FoldWorkers(const LimitsConfig& limits) {
+  if (limits.fold_workers > 0) return static_cast<int>(limits.fold_workers);
+  return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+}
+
+std::shared_ptr<v1::SessionResponse> NewResponse() { return std::make_shared<v1::SessionResponse>(); }
+
+}  // namespace
+
+Collector::Collector(EventLoop* loop, const LimitsConfig& limits, Callbacks callbacks)
+    : loop_(loop),
+      limits_(limits),
+      callbacks_(std::move(callbacks)),
+      budget_(limits.inflight_bytes),
+      pool_({.workers = FoldWorkers(limits), .updates_per_pass = 16}) {
+  loop_->PostAfter(kSweepEvery, [this] { Sweep(); });
+}
+
+Collector::~Collector() { pool_.Wait(); }
+
+void Collector::Open(const std::string& run, std::shared_ptr<const aggregation::ModelLayout> layout) {
+  run_ = run;
+  layout_ = std::move(layout);
+  auto waiting = std::move(waiting_joins_);
+  waiting_joins_.clear();
+  for (auto& session : waiting) Join(std::move(session));
+}
+
+void Collector::SetLastOutcome(uint64_t round, std::set<std::string> children) {
+  last_round_ = round;
+  last_children_ = std::move(children);
+}
+
+Collector::Census Collector::Count() const {
+  Census census;
+  for (const auto& [id, child] : children_) {
+    census.clients += child.aggregator ? child.clients : 1;
+    census.examples += child.examples;
+    census.ids.push_back(id);
+  }
+  std::sort(census.ids.begin(), census.ids.end());
+  return census;
+}
+
+// ---- Members
+
+void Collector::OnJoin(std::shared_ptr<Session> session) {
+  loop_->Post([this, session = std::move(session)]() mutable { Join(std::move(session)); });
+}
+
+void Collector::OnMessage(std::shared_ptr<Session> session, v1::SessionRequest message) {
+  // A heartbeat that changes nothing is only a sign of life, which the session has noted already.
+  if (message.has_heartbeat() && session->join().role() == v1::CLIENT) return;
+  loop_->Post([this, session = std::move(session), message = std::move(message)] { Message(session, message); });
+}
+
+void Collector::OnSessionEnd(std::shared_ptr<Session> session) {
+  loop_->Post([this, session = std::move(session)] { End(session); });
+}
+
+void Collector::Join(std::shared_ptr<Session> session) {
+  if (layout_ == nullptr) {
+    waiting_joins_.push_back(std::move(session));
+    return;
+  }
+  const v1::Join& join = session->join();
+  const auto refuse = [&](const std::string& reason) {
+    spdlog::warn("{} \"{}\" from {} refused: {}", join.role() == v1::CLIENT ? "client" : "aggregator", join.id(),
+                 session->peer(), reason);
+    auto response = NewResponse();
+    response->mutable_refused()->set_reason(reason);
+    session->Send(std::move(response));
+    session->Finish();
+  };
+  if (!join.run().empty() && join.run() != run_) {
+    refuse(absl::StrCat("run \"", join.run(), "\" is not served here, \"", run_, "\" is; correct the client's run"));
+    return;
+  }
+  if (join.role() == v1::AGGREGATOR && tier_ == nullptr) {
+    refuse("this aggregator offers no links; give it a [transport] section");
+    return;
+  }
+  const auto old = children_.find(join.id());
+  if (old != children_.end()) {
+    if (join.epoch() < old->second.epoch) {
+      refuse(absl::StrCat("a later life of \"", join.id(), "\" has joined already; give each client its own id"));
+      return;
+    }
+    // The newer session wins. The same life reconnecting needs no word on its dead stream.
+    old->second.session->superseded = true;
+    if (join.epoch() > old->second.epoch) {
+      spdlog::info("\"{}\" joined again from {}: the newer session wins", join.id(), session->peer());
+      auto response = NewResponse();
+      response->mutable_stop()->set_kind(v1::Stop::SUPERSEDED);
+      response->mutable_stop()->set_reason(absl::StrCat("another session with the id \"", join.id(), "\" joined from ",
+                                                        session->peer()));
+      old->second.session->Send(std::move(response));
+      old->second.session->Finish();
+    } else {
+      old->second.session->Cancel();
+    }
+  }
+  Child& child = children_[join.id()];
+  child = {.session = session,
+           .aggregator = join.role() == v1::AGGREGATOR,
+           .epoch = join.epoch(),
+           .examples = join.examples(),
+           .clients = join.clients(),
+           .held_sha256 = join.held_sha256()};
+  spdlog::debug("\"{}\" joined from {} ({})", join.id(), session->peer(), join.software());
+  Welcome(join.id(), child);
+}
+
+void Collector::Welcome(const std::string& id, Child& child) {
+  auto response = NewResponse();
+  v1::Joined* joined = response->mutable_joined();
+  joined->set_run(run_);
+  *joined->mutable_layout() = layout_->ToProto();
+  joined->set_layout_hash(layout_->hash());
+  joined->set_heartbeat_ms(static_cast<uint64_t>(limits_.session_timeout_s * 1000 / 3));
+  joined->set_committed_round(last_round_);
+  if (last_round_ > 0) {
+    v1::Outcome* outcome = joined->mutable_last_outcome();
+    outcome->set_round(last_round_);
+    outcome->set_committed(true);
+    outcome->set_included(last_children_.count(id) > 0);
+  }
+  if (child.aggregator) {
+    v1::LinkEndpoint* link = joined->add_links();
+    link->set_transport(tier_->transport());
+    link->set_address(tier_->address());
+  }
+  child.session->Send(std::move(response));
+  if (stopped_.has_value()) {
+    auto stop = NewResponse();
+    *stop->mutable_stop() = *stopped_;
+    child.session->Send(std::move(stop));
+    child.session->Finish();
+    return;
+  }
+  if (machine_ != nullptr) {
+    Act(machine_->Joined({.id = id, .aggregator = child.aggregator, .epoch = child.epoch}, loop_->Now()));
+  }
+  callbacks_.members_changed();
+}
+
+void Collector::Message(const std::shared_ptr<Session>& session, const v1::SessionRequest& message) {
+  const auto it = children_.find(session->join().id());
+  if (it == children_.end() || it->second.session != session) return;  // a superseded stream's last words
+  Child& child = it->second;
+  if (message.has_heartbeat()) {
+    const bool changed =
+        child.clients != message.heartbeat().clients() || child.examples != message.heartbeat().examples();
+    child.clients = message.heartbeat().clients();
+    child.examples = message.heartbeat().examples();
+    if (changed) callbacks_.members_changed();
+  } else if (message.has_report()) {
+    Report(it->first, child, message.report());
+  } else if (message.has_leave()) {
+    spdlog::info("\"{}\" leaves: {}", it->first, message.leave().reason());
+    session->Finish();
+  }
+}
+
+void Collector::Report(const std::string& id, Child& child, const v1::Report& report) {
+  if (machine_ == nullptr || report.round() != spec_.round() || report.kind() != spec_.kind()) return;
+  if (!report.declined().empty()) {
+    spdlog::info("\"{}\" sits round {} out: {}", id, report.round(), report.declined());
+  }
+  std::map<std::string, uint64_t> rejected;
+  for (const auto& entry : report.rejected()) rejected[entry.reason()] += entry.count();
+  machine_->CountBelow(rejected, report.late());
+  uint64_t clients = 0;
+  if (spec_.kind() == v1::EVALUATE && report.declined().empty()) {
+    if (machine_->AnswerOf(id) != Answer::kAwaited) return;  // said already: a metric counts once
+    const absl::Status status = aggregation::MergeMetrics(report.metrics(), &metrics_);
+    if (status.ok()) {
+      clients = child.aggregator ? report.contributors() : 1;
+    } else {
+      spdlog::warn("metrics of \"{}\" for round {} dropped: {}", id, report.round(), status.message());
+    }
+  }
+  Act(machine_->Reported(id, child.epoch, clients, loop_->Now()));
+}
+
+void Collector::End(const std::shared_ptr<Session>& session) {
+  std::erase(waiting_joins_, session);
+  const auto it = children_.find(session->join().id());
+  if (it == children_.end() || it->second.session != session) return;
+  const std::string id = it->first;
+  const uint64_t epoch = it->second.epoch;
+  if (it->second.aggregator && tier_ != nullptr) tier_->Drop(id, epoch);
+  children_.erase(it);
+  spdlog::debug("session of \"{}\" ended", id);
+  if (machine_ != nullptr) Act(machine_->Left(id, epoch, loop_->Now()));
+  callbacks_.members_changed();
+}
+
+void Collector::StopAll(v1::Stop::Kind kind, const std::string& reason, uint64_t retry_after_ms) {
+  stopped_.emplace();
+  stopped_->set_kind(kind);
+  stopped_->set_reason(reason);
+  stopped_->set_retry_after_ms(retry_after_ms);
+  auto response = NewResponse();
+  *response->mutable_stop() = *stopped_;
+  for (auto& [id, child] : children_) {
+    child.session->Send(response);
+    child.session->Finish();
+  }
+  for (auto& session : waiting_joins_) {
+    session->Send(response);
+    session->Finish();
+  }
+  v1::UploadResponse answer;
+  answer.set_status(v1::UploadResponse::RETRY_ELSEWHERE);
+  answer.set_reason("shutdown");
+  answer.set_message("this aggregator is shutting down");
+  for (auto& [ticket, entry] : tickets_) {
+    if (entry.upload != nullptr) entry.upload->Reply(answer);
+  }
+}
+
+// ---- The round
+
+absl::Status Collector::Begin(const v1::RoundSpec& spec, const aggregation::Grid& grid, uint32_t minimum,
+                              absl::Duration rejoin_grace, std::shared_ptr<const ModelVersion> model) {
+  const bool train = spec.kind() == v1::TRAIN;
+  if (train) {
+    if (sum_ == nullptr) {
+      ASSIGN_OR_RETURN(sum_, aggregation::ExactAccumulator::Create(layout_, grid));
+    } else {
+      sum_->Reset();
+    }
+    pool_.Target(sum_.get());
+  }
+  spec_ = spec;
+  grid_ = grid;
+  model_ = std::move(model);
+  shelf_.Put(model_);
+  metrics_.Clear();
+  bytes_ = {};
+  closed_reported_ = false;
+  started_ = last_task_ = loop_->Now();
+  deadline_ = started_ + absl::Milliseconds(spec.deadline_ms());
+  first_upload_ = last_upload_ = first_partial_ = last_partial_ = absl::ZeroDuration();
+  busy_at_start_ = pool_.busy_seconds();
+  if (door_ != nullptr) {
+    downloads_at_start_ = door_->counters().downloads;
+    download_nanos_at_start_ = door_->counters().download_nanos;
+    download_bytes_at_start_ = door_->counters().download_bytes;
+  }
+  aggregation::RoundPlan plan;
+  plan.round = spec.round();
+  plan.seed = spec.seed();
+  plan.cohort_fraction = train ? spec.cohort_fraction() : 1;
+  plan.quorum = spec.quorum();
+  plan.minimum = minimum;
+  plan.maximum = train ? spec.maximum() : 0;
+  plan.deadline = absl::Milliseconds(spec.deadline_ms());
+  plan.rejoin_grace = rejoin_grace;
+  plan.max_weight = spec.admit_weight() > 0 ? spec.admit_weight() : grid.max_weight;
+  plan.max_client_weight = spec.max_client_weight();
+  machine_ = std::make_unique<aggregation::RoundMachine>(plan);
+  std::vector<aggregation::RoundMachine::Member> members;
+  for (const auto& [id, child] : children_) {
+    members.push_back({.id = id, .aggregator = child.aggregator, .epoch = child.epoch});
+  }
+  std::sort(members.begin(), members.end(), [](const auto& a, const auto& b) { return a.id < b.id; });
+  Act(machine_->Begin(members, loop_->Now()));
+  return absl::OkStatus();
+}
+
+void Collector::SendTask(const std::string& id) {
+  const auto it = children_.find(id);
+  if (it == children_.end()) return;
+  Child& child = it->second;
+  auto response = NewResponse();
+  v1::Task* task = response->mutable_task();
+  *task->mutable_spec() = spec_;
+  const absl::Duration left = std::max(deadline_ - loop_->Now(), absl::ZeroDuration());
+  task->mutable_spec()->set_deadline_ms(static_cast<uint64_t>(absl::ToInt64Milliseconds(left)));
+  const bool holds = child.held_sha256 == model_->sha256;
+  if (child.aggregator) {
+    // Its share of the weight that may be admitted, by the examples below it: shares never add up to more.
+    const Census census = Count();
+    const uint64_t total = std::max<uint64_t>(census.examples, 1);
+    const uint64_t all = spec_.admit_weight() > 0 ? spec_.admit_weight() : grid_.max_weight;
+    const auto share = static_cast<unsigned __int128>(all) * std::max<uint64_t>(child.examples, 1) / total;
+    task->mutable_spec()->set_admit_weight(
+        std::max<uint64_t>(1, std::min<uint64_t>(all, static_cast<uint64_t>(share))));
+    task->set_model_follows(!holds);
+    if (!holds) {
+      tier_->SendModel(id, child.epoch, model_);
+      bytes_.model_to_aggregators += model_->bytes.size();
+    }
+  } else {
+    task->mutable_spec()->clear_admit_weight();
+    if (!holds && model_->bytes.size() <= kInlineModelBytes) {
+      task->set_model(model_->bytes.data(), model_->bytes.size());
+      bytes_.model_to_clients += model_->bytes.size();
+    }
+  }
+  child.held_sha256 = model_->sha256;
+  child.session->Send(std::move(response));
+  last_task_ = loop_->Now();
+}
+
+void Collector::Act(const std::vector<Action>& actions) {
+  for (const Action& action : actions) {
+    switch (action.kind) {
+      case Action::Kind::kTask:
+        SendTask(action.member);
+        break;
+      case Action::Kind::kAbort: {
+        const auto it = tickets_.find(action.ticket);
+        if (it == tickets_.end()) break;
+        v1::UploadResponse response;
+        response.set_status(v1::UploadResponse::STALE);
+        response.set_reason("round");
+        response.set_message(absl::StrCat("round ", spec_.round(), " closed, or a newer attempt replaced this one"));
+        if (it->second.upload != nullptr) it->second.upload->Reply(response);
+        if (it->second.partial != nullptr) it->second.partial->Decide(false, nullptr);
+        EndTicket(action.ticket);
+        break;
+      }
+      case Action::Kind::kClosed:
+        Close();
+        return;
+    }
+  }
+  Rearm();
+}
+
+void Collector::Rearm() {
+  if (timer_ != 0) loop_->CancelTimer(timer_);
+  timer_ = 0;
+  if (machine_ == nullptr) return;
+  const auto next = machine_->NextTimer();
+  if (!next.has_value()) return;
+  timer_ = loop_->PostAfter(std::max(*next - loop_->Now(), absl::ZeroDuration()), [this] {
+    timer_ = 0;
+    if (machine_ != nullptr) Act(machine_->Timer(loop_->Now()));
+  });
+}
+
+void Collector::Close() {
+  Rearm();
+  if (closed_reported_) return;
+  closed_reported_ = true;
+  CollectedRound round;
+  round.result = machine_->Result();
+  round.metrics = metrics_;
+  round.seconds = absl::ToDoubleSeconds(loop_->Now() - started_);
+  const auto between = [](absl::Duration from, absl::Duration to) {
+    return from == absl::ZeroDuration() ? 0.0 : std::max(0.0, absl::ToDoubleSeconds(to - from));
+  };
+  const absl::Duration first = first_upload_ == absl::ZeroDuration() ? first_partial_
+                               : first_partial_ == absl::ZeroDuration()
+                                   ? first_upload_
+                                   : std::min(first_upload_, first_partial_);
+  round.phases.announce = between(started_, last_task_);
+  round.phases.train_wait = first == absl::ZeroDuration() ? 0 : between(last_task_, first);
+  round.phases.upload = between(first_upload_, last_upload_);
+  round.phases.forward = between(first_partial_, last_partial_);
+  round.phases.fold = pool_.busy_seconds() - busy_at_start_;
+  if (door_ != nullptr) {
+    const auto downloads = static_cast<double>(door_->counters().downloads - downloads_at_start_);
+    const auto nanos = static_cast<double>(door_->counters().download_nanos - download_nanos_at_start_);
+    round.phases.download = downloads > 0 ? nanos / downloads * 1e-9 : 0;
+    bytes_.model_to_clients += door_->counters().download_bytes - download_bytes_at_start_;
+  }
+  round.bytes = bytes_;
+  callbacks_.closed(std::move(round));
+}
+
+std::vector<std::string> Collector::Awaited() const {
+  return machine_ == nullptr ? std::vector<std::string>() : machine_->Awaited();
+}
+
+void Collector::CloseNow() {
+  if (machine_ != nullptr && !machine_->closed()) Act(machine_->CloseNow(loop_->Now()));
+}
+
+v1::Outcome Collector::OutcomeFor(const std::string& id) const {
+  v1::Outcome outcome;
+  outcome.set_round(spec_.round());
+  switch (machine_->AnswerOf(id)) {
+    case Answer::kAccepted:
+      outcome.set_included(true);
+      break;
+    case Answer::kRejected:
+      outcome.set_reason("its update was refused");
+      break;
+    case Answer::kDeclined:
+      outcome.set_reason("it sat the round out");
+      break;
+    default:
+      outcome.set_reason("its update came too late or not at all");
+  }
+  return outcome;
+}
+
+void Collector::Finish(bool committed, bool included, const std::string& why_not) {
+  if (machine_ == nullptr) return;
+  if (spec_.kind() == v1::TRAIN) {
+    const aggregation::RoundResult result = machine_->Result();
+    for (auto& [id, child] : children_) {
+      const Answer answer = machine_->AnswerOf(id);
+      if (answer == Answer::kGone) continue;  // no part in it
+      v1::Outcome outcome = OutcomeFor(id);
+      outcome.set_committed(committed);
+      if (!included && outcome.included()) {
+        outcome.set_included(false);
+        outcome.set_reason(why_not);
+      }
+      auto response = NewResponse();
+      *response->mutable_outcome() = outcome;
+      child.session->Send(std::move(response));
+    }
+    if (committed) {
+      last_round_ = spec_.round();
+      last_children_.clear();
+      if (included) last_children_.insert(result.children.begin(), result.children.end());
+    }
+  }
+  machine_.reset();
+  while (!tickets_.empty()) EndTicket(tickets_.begin()->first);
+  Rearm();
+}
+
+void Collector::Sweep() {
+  loop_->PostAfter(kSweepEvery, [this] { Sweep(); });
+  const absl::Duration now = loop_->Now();
+  for (auto& [id, child] : children_) {
+    if (now - child.session->last_heard() > absl::Seconds(limits_.session_timeout_s)) {
+      spdlog::warn("no sign of life from \"{}\" for {:.0f} s: its session is ended", id, limits_.session_timeout_s);
+      child.session->Cancel();
+    }
+  }
+  std::vector<uint64_t> stalled;
+  for (const auto& [ticket, entry] : tickets_) {
+    if (entry.upload != nullptr && entry.reserved > 0 && machine_ != nullptr &&
+        machine_->AnswerOf(entry.upload->header().id()) == Answer::kUploading &&
+        now - entry.upload->last_progress() > absl::Seconds(limits_.upload_progress_timeout_s)) {
+      stalled.push_back(ticket);
+    }
+  }
+  for (const uint64_t ticket : stalled) {
+    const auto upload = tickets_[ticket].upload;
+    spdlog::warn("the upload of \"{}\" has not moved for {:.0f} s: broken off", upload->header().id(),
+                 limits_.upload_progress_timeout_s);
+    v1::UploadResponse response;
+    response.set_status(v1::UploadResponse::RETRY);
+    response.set_message("the upload did not move; send it again");
+    upload->Reply(response);
+    EndTicket(ticket);
+    Act(machine_->Aborted(ticket, now));
+  }
+}
+
+}  // namespace tributary::server

@@ -1,0 +1,189 @@
+// The children's side of a node, the same for roots and racks: who is there, and one round at a time.
+//
+// Everything but the FrontDoorHandler and TierHandler methods runs on the node's event loop; those post to it.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "aggregation/accumulator.h"
+#include "aggregation/fold_pool.h"
+#include "aggregation/round.h"
+#include "server/config.h"
+#include "server/event_loop.h"
+#include "server/front_door.h"
+#include "server/memory_budget.h"
+#include "server/model_version.h"
+#include "server/tier_links.h"
+
+namespace tributary::server {
+
+// Where a round's time went at this node, in seconds. Phases overlap where clients differ in speed.
+struct Phases {
+  double announce = 0;    // first to last task handed to gRPC
+  double download = 0;    // mean over downloads of a model that was fetched; 0: none was
+  double train_wait = 0;  // last task sent to first upload or partial sum seen
+  double upload = 0;      // first upload seen to last one whole
+  double fold = 0;        // CPU of the fold workers
+  double forward = 0;     // racks: sending the partial sum; root: receiving them, first header to last chunk
+  double apply = 0;       // root: division, optimizer, hash
+  double commit = 0;      // root: checkpoint
+};
+
+struct ByteCounts {
+  uint64_t from_clients = 0;      // encoded updates
+  uint64_t from_aggregators = 0;  // packed partial sums
+  uint64_t below = 0;             // encoded updates taken in by the tiers below
+  uint64_t model_to_clients = 0;
+  uint64_t model_to_aggregators = 0;
+};
+
+struct CollectedRound {
+  aggregation::RoundResult result;
+  google::protobuf::RepeatedPtrField<v1::MetricSum> metrics;
+  Phases phases;
+  ByteCounts bytes;
+  double seconds = 0;  // start to close
+};
+
+class Collector final : public FrontDoorHandler, public TierHandler {
+ public:
+  struct Callbacks {
+    std::function<void()> members_changed;
+    std::function<void(CollectedRound)> closed;
+  };
+  Collector(EventLoop* loop, const LimitsConfig& limits, Callbacks callbacks);
+  ~Collector() override;
+
+  ModelShelf* shelf() { return &shelf_; }
+  void AttachTier(TierLinks* tier) { tier_ = tier; }
+  void AttachDoor(const FrontDoor* door) { door_ = door; }
+
+  // Joins are answered from here on; those that came before have waited.
+  void Open(const std::string& run, std::shared_ptr<const aggregation::ModelLayout> layout);
+  bool opened() const { return layout_ != nullptr; }
+  const std::string& run() const { return run_; }
+  // What a resumed run knows of its last commit: whose contribution is in it.
+  void SetLastOutcome(uint64_t round, std::set<std::string> children);
+
+  struct Census {
+    uint64_t clients = 0;     // those below aggregators too
+    uint64_t examples = 0;
+    std::vector<std::string> ids;  // direct children
+  };
+  Census Count() const;
+
+  // Begins a round (none may be running). `spec.deadline_ms` is this node's own; children get what is left.
+  absl::Status Begin(const v1::RoundSpec& spec, const aggregation::Grid& grid, uint32_t minimum,
+                     absl::Duration rejoin_grace, std::shared_ptr<const ModelVersion> model);
+  bool running() const { return machine_ != nullptr; }
+  const v1::RoundSpec& spec() const { return spec_; }
+  std::vector<std::string> Awaited() const;
+  void CloseNow();
+  // After `closed`: the sum, until Release. Null for an EVALUATE round.
+  aggregation::ExactAccumulator* sum() { return sum_.get(); }
+  aggregation::FoldPool* pool() { return &pool_; }
+  // Makes room for the next round, after telling the members of a TRAIN round how it ended: committed or not, and
+  // whether this node's sum is in it (a member's update is, when it is in the sum).
+  void Finish(bool committed, bool included, const std::string& why_not);
+
+  void StopAll(v1::Stop::Kind kind, const std::string& reason, uint64_t retry_after_ms);
+  size_t session_count() const { return children_.size(); }
+
+  // FrontDoorHandler
+  void OnJoin(std::shared_ptr<Session> session) override;
+  void OnMessage(std::shared_ptr<Session> session, v1::SessionRequest message) override;
+  void OnSessionEnd(std::shared_ptr<Session> session) override;
+  void OnUploadStart(std::shared_ptr<Upload> upload) override;
+  void OnUploadComplete(std::shared_ptr<Upload> upload,
+                        std::shared_ptr<const aggregation::EncodedUpdate> update) override;
+  void OnUploadFailed(std::shared_ptr<Upload> upload, aggregation::Refusal refusal) override;
+  // TierHandler
+  void OnPartialStart(std::shared_ptr<IncomingPartial> partial) override;
+  void OnPartialComplete(std::shared_ptr<IncomingPartial> partial,
+                         std::shared_ptr<const aggregation::PackedPartial> packed) override;
+  void OnPartialBroken(std::shared_ptr<IncomingPartial> partial, absl::Status why) override;
+
+ private:
+  struct Child {
+    std::shared_ptr<Session> session;
+    bool aggregator = false;
+    uint64_t epoch = 0;
+    uint64_t examples = 0;
+    uint64_t clients = 0;
+    std::string held_sha256;
+  };
+  // What a ticket of the machine stands for: an upload or a partial sum.
+  struct Ticket {
+    std::shared_ptr<Upload> upload;
+    std::shared_ptr<IncomingPartial> partial;
+    uint64_t reserved = 0;
+    google::protobuf::RepeatedPtrField<v1::MetricSum> metrics;  // once folding
+  };
+
+  void Join(std::shared_ptr<Session> session);
+  void Welcome(const std::string& id, Child& child);
+  void Message(const std::shared_ptr<Session>& session, const v1::SessionRequest& message);
+  void Report(const std::string& id, Child& child, const v1::Report& report);
+  void End(const std::shared_ptr<Session>& session);
+  void UploadStart(const std::shared_ptr<Upload>& upload);
+  void UploadComplete(const std::shared_ptr<Upload>& upload, std::shared_ptr<const aggregation::EncodedUpdate> update);
+  void UploadFailed(const std::shared_ptr<Upload>& upload, const aggregation::Refusal& refusal);
+  void PartialStart(const std::shared_ptr<IncomingPartial>& partial);
+  void PartialComplete(const std::shared_ptr<IncomingPartial>& partial,
+                       std::shared_ptr<const aggregation::PackedPartial> packed);
+  void Folded(uint64_t ticket);
+  bool CheckUpload(const v1::UploadHeader& header, v1::UploadResponse* response);
+  std::string CheckPartial(const v1::PartialSumHeader& header) const;  // what is wrong, or ""
+  void Reserve(uint64_t ticket, uint64_t bytes, std::function<void()> granted);
+  void Act(const std::vector<aggregation::Action>& actions);
+  void SendTask(const std::string& id);
+  void Close();
+  void Rearm();
+  void Sweep();
+  void EndTicket(uint64_t ticket);  // forgets it and frees what it reserved
+  void RefuseTicket(uint64_t ticket, const std::string& reason);
+  v1::Outcome OutcomeFor(const std::string& id) const;
+
+  EventLoop* loop_;
+  LimitsConfig limits_;
+  Callbacks callbacks_;
+  ModelShelf shelf_;
+  TierLinks* tier_ = nullptr;
+  const FrontDoor* door_ = nullptr;
+  MemoryBudget budget_;
+  std::string run_;
+  std::shared_ptr<const aggregation::ModelLayout> layout_;
+  absl::flat_hash_map<std::string, Child> children_;
+  std::vector<std::shared_ptr<Session>> waiting_joins_;
+  std::optional<v1::Stop> stopped_;
+
+  // The round that runs, or was closed and not yet finished.
+  std::unique_ptr<aggregation::RoundMachine> machine_;
+  v1::RoundSpec spec_;
+  aggregation::Grid grid_;
+  std::shared_ptr<const ModelVersion> model_;
+  std::unique_ptr<aggregation::ExactAccumulator> sum_;
+  aggregation::FoldPool pool_;
+  std::map<uint64_t, Ticket> tickets_;
+  google::protobuf::RepeatedPtrField<v1::MetricSum> metrics_;
+  absl::Duration started_, deadline_, last_task_, first_upload_, last_upload_, first_partial_, last_partial_;
+  double busy_at_start_ = 0;
+  uint64_t downloads_at_start_ = 0;
+  int64_t download_nanos_at_start_ = 0;
+  uint64_t download_bytes_at_start_ = 0;
+  ByteCounts bytes_;
+  EventLoop::TimerId timer_ = 0;
+  bool closed_reported_ = false;
+
+  // The last finished TRAIN round, for those who were away.
+  uint64_t last_round_ = 0;
+  std::set<std::string> last_children_;
+};
+
+}  // namespace tributary::server

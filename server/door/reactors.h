@@ -1,0 +1,128 @@
+// The reactors behind the front door. Each keeps itself alive until gRPC is done with it.
+//
+// gRPC may run a callback inside the call that starts an operation, so none is started under a lock, and
+// Finish is only called when no operation of ours is being started (`busy_`): OnDone cannot overtake us.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "server/door/framing.h"
+#include "server/front_door.h"
+
+namespace tributary::server::door {
+
+absl::Duration MonotonicNow();
+
+struct DoorState {
+  FrontDoorHandler* handler;
+  const ModelShelf* shelf;
+  DoorCounters counters;
+  std::atomic<uint32_t> sessions{0};
+  uint32_t max_sessions;
+};
+
+class SessionReactor final : public grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>,
+                             public Session {
+ public:
+  static SessionReactor* Start(DoorState* door, grpc::CallbackServerContext* context);
+
+  const v1::Join& join() const override { return join_; }
+  std::string peer() const override { return peer_; }
+  absl::Duration last_heard() const override { return absl::Nanoseconds(last_heard_.load()); }
+  void Send(std::shared_ptr<const v1::SessionResponse> message) override;
+  void Finish() override { FinishWith(grpc::Status::OK); }
+  void Cancel() override;
+
+  void OnReadDone(bool ok) override;
+  void OnWriteDone(bool ok) override;
+  void OnDone() override;
+
+ private:
+  SessionReactor(DoorState* door, grpc::CallbackServerContext* context);
+  void FinishWith(const grpc::Status& status);
+  void Step();  // starts the next write, or the finish, whichever is due
+  absl::Status CheckJoin() const;
+
+  DoorState* door_;
+  grpc::CallbackServerContext* context_;
+  std::string peer_;
+  v1::Join join_;
+  v1::SessionRequest request_;
+  std::atomic<int64_t> last_heard_;
+  bool joined_ = false;  // only touched by read callbacks and OnDone, which do not overlap
+  std::shared_ptr<SessionReactor> self_;
+
+  std::mutex mu_;
+  std::deque<std::shared_ptr<const v1::SessionResponse>> queue_;  // guarded by mu_; the front is being written
+  int busy_ = 0;                                                  // guarded by mu_
+  bool writing_ = false;                                          // guarded by mu_
+  bool want_finish_ = false;                                      // guarded by mu_
+  bool finished_ = false;                                         // guarded by mu_
+  grpc::Status status_;                                           // guarded by mu_
+};
+
+class UploadReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer>, public Upload {
+ public:
+  static UploadReactor* Start(DoorState* door, grpc::CallbackServerContext* context, grpc::ByteBuffer* response);
+
+  const v1::UploadHeader& header() const override { return header_; }
+  std::string peer() const override { return peer_; }
+  absl::Duration last_progress() const override { return absl::Nanoseconds(last_progress_.load()); }
+  void Admit(std::unique_ptr<aggregation::UpdateAssembler> assembler) override;
+  void Reply(const v1::UploadResponse& response) override;
+
+  void OnReadDone(bool ok) override;
+  void OnCancel() override;
+  void OnDone() override;
+
+ private:
+  UploadReactor(DoorState* door, grpc::CallbackServerContext* context, grpc::ByteBuffer* response);
+  void TakeMessage();       // parses message_ and acts on it
+  void TakeContent();       // segments and trailer of parsed_
+  void Fail(aggregation::Refusal refusal);
+  void ReadOn();
+
+  DoorState* door_;
+  grpc::ByteBuffer* response_;
+  std::string peer_;
+  v1::UploadHeader header_;
+  bool started_ = false;     // read side only, as are the next ones: one read callback or Admit at a time
+  bool complete_ = false;
+  grpc::ByteBuffer message_;
+  std::shared_ptr<const MessageSlices> slices_;
+  UploadMessage parsed_;
+  std::unique_ptr<aggregation::UpdateAssembler> assembler_;
+  std::atomic<int64_t> last_progress_;
+  std::shared_ptr<UploadReactor> self_;
+
+  std::mutex mu_;
+  int busy_ = 0;           // guarded by mu_
+  bool replied_ = false;   // guarded by mu_
+  bool finished_ = false;  // guarded by mu_
+  v1::UploadResponse answer_;  // guarded by mu_
+  void FinishIfDue();
+};
+
+class DownloadReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
+ public:
+  static DownloadReactor* Start(DoorState* door, const grpc::ByteBuffer* request);
+  void OnWriteDone(bool ok) override;
+  void OnDone() override { delete this; }
+
+ private:
+  DownloadReactor(DoorState* door, std::shared_ptr<const ModelVersion> model);
+  void Next();
+  DoorState* door_;
+  std::shared_ptr<const ModelVersion> model_;
+  grpc::ByteBuffer message_;
+  size_t at_ = 0;
+  enum class Stage { kData, kFinish } stage_ = Stage::kData;
+  absl::Duration started_ = MonotonicNow();
+};
+
+}  // namespace tributary::server::door

@@ -1,0 +1,105 @@
+// The gRPC server: the service with raw Upload and Download, health, reflection, channel arguments.
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/health_check_service_interface.h>
+
+#include <chrono>
+
+#include "base/status.h"
+#include "server/door/reactors.h"
+#include "tributary/v1/client_service.grpc.pb.h"
+
+namespace tributary::server {
+namespace door {
+namespace {
+
+absl::Duration RealMonotonic() {
+  return absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
+}
+
+using Base = v1::Aggregator::WithCallbackMethod_Session<v1::Aggregator::WithRawCallbackMethod_Upload<
+    v1::Aggregator::WithRawCallbackMethod_Download<v1::Aggregator::Service>>>;
+
+class Service final : public Base {
+ public:
+  explicit Service(DoorState* state) : state_(state) {}
+  grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>* Session(
+      grpc::CallbackServerContext* context) override {
+    return SessionReactor::Start(state_, context);
+  }
+  grpc::ServerReadReactor<grpc::ByteBuffer>* Upload(grpc::CallbackServerContext* context,
+                                                    grpc::ByteBuffer* response) override {
+    return UploadReactor::Start(state_, context, response);
+  }
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* Download(grpc::CallbackServerContext*,
+                                                       const grpc::ByteBuffer* request) override {
+    return DownloadReactor::Start(state_, request);
+  }
+
+ private:
+  DoorState* state_;
+};
+
+class GrpcFrontDoor final : public FrontDoor {
+ public:
+  GrpcFrontDoor(const Options& options, FrontDoorHandler* handler, const ModelShelf* shelf)
+      : service_(&state_) {
+    state_.handler = handler;
+    state_.shelf = shelf;
+    state_.max_sessions = options.max_sessions;
+  }
+  ~GrpcFrontDoor() override { Shutdown(absl::ZeroDuration()); }
+
+  absl::Status Listen(const std::string& address) {
+    grpc::EnableDefaultHealthCheckService(true);
+    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port_);
+    builder.RegisterService(&service_);
+    builder.SetMaxReceiveMessageSize(2 << 20);
+    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // a port in use is an error, not a share
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5000);
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);  // NATs need pings; they cost little
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 20000);
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10000);
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, 1 << 20);
+    server_ = builder.BuildAndStart();
+    if (server_ == nullptr || port_ == 0) {
+      return absl::UnavailableError(absl::StrCat("cannot listen on ", address,
+                                                 ": the port is in use or the address is not this host's; "
+                                                 "change [node] listen or stop what uses it"));
+    }
+    return absl::OkStatus();
+  }
+
+  int port() const override { return port_; }
+  const DoorCounters& counters() const override { return state_.counters; }
+  void Shutdown(absl::Duration grace) override {
+    if (server_ == nullptr) return;
+    server_->Shutdown(std::chrono::system_clock::now() + absl::ToChronoNanoseconds(grace));
+    server_->Wait();
+    server_.reset();
+  }
+
+ private:
+  DoorState state_;
+  Service service_;
+  std::unique_ptr<grpc::Server> server_;
+  int port_ = 0;
+};
+
+}  // namespace
+
+absl::Duration MonotonicNow() { return RealMonotonic(); }
+
+}  // namespace door
+
+absl::StatusOr<std::unique_ptr<FrontDoor>> FrontDoor::Start(const Options& options, FrontDoorHandler* handler,
+                                                            const ModelShelf* shelf) {
+  auto out = std::make_unique<door::GrpcFrontDoor>(options, handler, shelf);
+  RETURN_IF_ERROR(out->Listen(options.listen));
+  return std::unique_ptr<FrontDoor>(std::move(out));
+}
+
+}  // namespace tributary::server

@@ -1,0 +1,309 @@
+// The collector's way of an update: offered -> admitted -> reserved -> received -> folded -> acknowledged.
+#include <spdlog/spdlog.h>
+
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "base/status.h"
+#include "server/collector.h"
+
+namespace tributary::server {
+
+using aggregation::Admission;
+using aggregation::Verdict;
+
+namespace {
+
+v1::UploadResponse Answer(v1::UploadResponse::Status status, const std::string& reason, const std::string& message) {
+  v1::UploadResponse response;
+  response.set_status(status);
+  response.set_reason(reason);
+  response.set_message(message);
+  return response;
+}
+
+}  // namespace
+
+void Collector::OnUploadStart(std::shared_ptr<Upload> upload) {
+  loop_->Post([this, upload = std::move(upload)] { UploadStart(upload); });
+}
+void Collector::OnUploadComplete(std::shared_ptr<Upload> upload,
+                                 std::shared_ptr<const aggregation::EncodedUpdate> update) {
+  loop_->Post([this, upload = std::move(upload), update = std::move(update)]() mutable {
+    UploadComplete(upload, std::move(update));
+  });
+}
+void Collector::OnUploadFailed(std::shared_ptr<Upload> upload, aggregation::Refusal refusal) {
+  loop_->Post([this, upload = std::move(upload), refusal = std::move(refusal)] { UploadFailed(upload, refusal); });
+}
+void Collector::OnPartialStart(std::shared_ptr<IncomingPartial> partial) {
+  loop_->Post([this, partial = std::move(partial)] { PartialStart(partial); });
+}
+void Collector::OnPartialComplete(std::shared_ptr<IncomingPartial> partial,
+                                  std::shared_ptr<const aggregation::PackedPartial> packed) {
+  loop_->Post([this, partial = std::move(partial), packed = std::move(packed)]() mutable {
+    PartialComplete(partial, std::move(packed));
+  });
+}
+void Collector::OnPartialBroken(std::shared_ptr<IncomingPartial> partial, absl::Status why) {
+  loop_->Post([this, partial = std::move(partial), why = std::move(why)] {
+    spdlog::warn("the partial sum of \"{}\" broke off: {}", partial->header().id(), why.message());
+    if (!tickets_.contains(partial->ticket)) return;
+    EndTicket(partial->ticket);
+    if (machine_ != nullptr) Act(machine_->Aborted(partial->ticket, loop_->Now()));
+  });
+}
+
+// ---- Tickets
+
+void Collector::Reserve(uint64_t ticket, uint64_t bytes, std::function<void()> granted) {
+  budget_.Reserve(ticket, bytes, [this, ticket, bytes, granted = std::move(granted)] {
+    const auto it = tickets_.find(ticket);
+    if (it == tickets_.end()) return;
+    it->second.reserved = bytes;
+    granted();
+  });
+}
+
+void Collector::EndTicket(uint64_t ticket) {
+  const auto it = tickets_.find(ticket);
+  if (it == tickets_.end()) return;
+  const uint64_t reserved = it->second.reserved;
+  tickets_.erase(it);
+  if (reserved > 0) {
+    budget_.Release(reserved);
+  } else {
+    budget_.Drop(ticket);
+  }
+}
+
+void Collector::RefuseTicket(uint64_t ticket, const std::string& reason) {
+  EndTicket(ticket);
+  if (machine_ != nullptr) Act(machine_->Refused(ticket, reason, loop_->Now()));
+}
+
+// ---- Updates of clients
+
+// Fills `response` and returns false where the header alone is reason enough.
+bool Collector::CheckUpload(const v1::UploadHeader& header, v1::UploadResponse* response) {
+  const auto reject = [&](const char* reason, const std::string& message) {
+    *response = Answer(v1::UploadResponse::REJECTED, reason, message);
+    return false;
+  };
+  if (stopped_.has_value()) {
+    *response = Answer(v1::UploadResponse::RETRY_ELSEWHERE, "shutdown", "this aggregator is shutting down");
+    return false;
+  }
+  if (header.run() != run_) {
+    return reject("run", absl::StrCat("run \"", header.run(), "\" is not served here, \"", run_, "\" is"));
+  }
+  const auto child = children_.find(header.id());
+  if (child == children_.end() || child->second.aggregator || child->second.epoch != header.epoch()) {
+    return reject("session", absl::StrCat("\"", header.id(), "\" has no session of epoch ", header.epoch(),
+                                          " here; join first"));
+  }
+  if (machine_ == nullptr || spec_.kind() != v1::TRAIN) {
+    *response = Answer(v1::UploadResponse::STALE, "round",
+                       absl::StrCat("round ", header.round(), " is not open; wait for the next task"));
+    return false;
+  }
+  if (header.layout_hash() != layout_->hash()) {
+    return reject("layout", absl::StrCat("the update of \"", header.id(), "\" has layout ",
+                                         absl::BytesToHexString(header.layout_hash().substr(0, 8)),
+                                         ", the run's is ", absl::BytesToHexString(layout_->hash().substr(0, 8)),
+                                         "; it was built from another model"));
+  }
+  if (header.round() == spec_.round() && header.base_version() != spec_.base_version()) {
+    return reject("round", absl::StrCat("the update of \"", header.id(), "\" starts from model version ",
+                                        header.base_version(), ", round ", spec_.round(), " from ",
+                                        spec_.base_version()));
+  }
+  return true;
+}
+
+void Collector::UploadStart(const std::shared_ptr<Upload>& upload) {
+  const v1::UploadHeader& header = upload->header();
+  v1::UploadResponse response;
+  if (!CheckUpload(header, &response)) {
+    upload->Reply(response);
+    return;
+  }
+  if (first_upload_ == absl::ZeroDuration()) first_upload_ = loop_->Now();
+  const Admission admission =
+      machine_->Offer(header.id(), header.epoch(), header.round(), header.weight(), {}, loop_->Now());
+  switch (admission.verdict) {
+    case Verdict::kAdmit:
+      break;
+    case Verdict::kDuplicate:
+      upload->Reply(Answer(v1::UploadResponse::DUPLICATE, admission.reason, admission.message));
+      return;
+    case Verdict::kStale:
+      upload->Reply(Answer(v1::UploadResponse::STALE, admission.reason, admission.message));
+      return;
+    case Verdict::kReject:
+      spdlog::warn("update of \"{}\" refused ({}): {}", header.id(), admission.reason, admission.message);
+      upload->Reply(Answer(v1::UploadResponse::REJECTED, admission.reason, admission.message));
+      return;
+  }
+  if (const auto old = tickets_.find(admission.replaces); old != tickets_.end()) {
+    if (old->second.upload != nullptr) {
+      old->second.upload->Reply(Answer(v1::UploadResponse::STALE, "session", "a newer upload of this id replaced it"));
+    }
+    EndTicket(admission.replaces);
+  }
+  upload->ticket = admission.ticket;
+  tickets_[admission.ticket].upload = upload;
+  const uint64_t most = std::min(aggregation::MaxEncodedBytes(*layout_), budget_.limit());
+  if (header.encoded_bytes() == 0 || header.encoded_bytes() > most) {
+    const std::string message =
+        absl::StrCat("the update of \"", header.id(), "\" declares ", header.encoded_bytes(), " bytes; 1 to ", most,
+                     " are allowed by the layout and [limits] inflight_bytes");
+    upload->Reply(Answer(v1::UploadResponse::REJECTED, "size", message));
+    RefuseTicket(admission.ticket, "size");
+    return;
+  }
+  Reserve(admission.ticket, header.encoded_bytes(), [this, upload] {
+    const v1::UploadHeader& h = upload->header();
+    upload->Admit(std::make_unique<aggregation::UpdateAssembler>(layout_, grid_, h.id(), h.weight(),
+                                                                 h.encoded_bytes()));
+  });
+  Rearm();
+}
+
+void Collector::UploadComplete(const std::shared_ptr<Upload>& upload,
+                               std::shared_ptr<const aggregation::EncodedUpdate> update) {
+  const auto it = tickets_.find(upload->ticket);
+  if (it == tickets_.end()) return;  // answered already
+  const uint64_t ticket = upload->ticket;
+  auto metrics = aggregation::MetricsToSums(upload->header().metrics());
+  google::protobuf::RepeatedPtrField<v1::MetricSum> trial = metrics_;
+  const absl::Status status = metrics.ok() ? aggregation::MergeMetrics(*metrics, &trial) : metrics.status();
+  if (!status.ok()) {
+    upload->Reply(Answer(v1::UploadResponse::REJECTED, "malformed", std::string(status.message())));
+    RefuseTicket(ticket, "malformed");
+    return;
+  }
+  if (!machine_->Commit(ticket)) {
+    upload->Reply(Answer(v1::UploadResponse::STALE, "round", "the round closed while the update was on its way"));
+    EndTicket(ticket);
+    return;
+  }
+  it->second.metrics = *std::move(metrics);
+  last_upload_ = loop_->Now();
+  bytes_.from_clients += update->encoded_bytes();
+  bytes_.below += update->encoded_bytes();
+  pool_.Fold(std::move(update), [this, ticket] { loop_->Post([this, ticket] { Folded(ticket); }); });
+}
+
+void Collector::UploadFailed(const std::shared_ptr<Upload>& upload, const aggregation::Refusal& refusal) {
+  if (!tickets_.contains(upload->ticket)) return;
+  const uint64_t ticket = upload->ticket;
+  const std::string& id = upload->header().id();
+  // Damage on the way is worth another try; content is not.
+  const bool damaged = refusal.reason.empty() || refusal.reason == "checksum";
+  if (damaged) {
+    spdlog::warn("upload of \"{}\" for round {} {}", id, spec_.round(),
+                 refusal.reason.empty() ? "broke off" : "was damaged on its way");
+    upload->Reply(Answer(v1::UploadResponse::RETRY, refusal.reason, refusal.message));
+    EndTicket(ticket);
+    Act(machine_->Aborted(ticket, loop_->Now()));
+    return;
+  }
+  spdlog::warn("update of \"{}\" for round {} refused ({}): {}", id, spec_.round(), refusal.reason, refusal.message);
+  upload->Reply(Answer(v1::UploadResponse::REJECTED, refusal.reason, refusal.message));
+  RefuseTicket(ticket, refusal.reason);
+}
+
+void Collector::Folded(uint64_t ticket) {
+  const auto it = tickets_.find(ticket);
+  if (it == tickets_.end() || machine_ == nullptr) return;
+  Ticket done = std::move(it->second);
+  // Checked before it was folded; what came in since can only fail at the caps, which drop this one's metrics.
+  if (const absl::Status status = aggregation::MergeMetrics(done.metrics, &metrics_); !status.ok()) {
+    spdlog::warn("metrics dropped: {}", status.message());
+  }
+  EndTicket(ticket);
+  if (done.upload != nullptr) done.upload->Reply(Answer(v1::UploadResponse::ACCEPTED, "", ""));
+  Act(machine_->Folded(ticket, loop_->Now()));
+}
+
+// ---- Partial sums of child aggregators
+
+std::string Collector::CheckPartial(const v1::PartialSumHeader& header) const {
+  const auto child = children_.find(header.id());
+  if (child == children_.end() || !child->second.aggregator || child->second.epoch != header.epoch()) {
+    return absl::StrCat("it has no session of epoch ", header.epoch());
+  }
+  if (machine_ == nullptr || spec_.kind() != v1::TRAIN) return "no round is open";
+  if (header.run() != run_) return absl::StrCat("it is for run \"", header.run(), "\"");
+  if (header.layout_hash() != layout_->hash()) {
+    return "its layout is not the run's; it was built from another model: restart it with this run";
+  }
+  if (header.base_version() != spec_.base_version()) {
+    return absl::StrCat("it starts from model version ", header.base_version(), ", not ", spec_.base_version());
+  }
+  if (header.chunks() != sum_->chunk_count()) {
+    return absl::StrCat("it has ", header.chunks(), " chunks, the layout ", sum_->chunk_count());
+  }
+  if (header.contributors().empty()) return "it names no contributors";
+  if (header.packed_bytes() > sum_->chunk_count() * aggregation::kMaxPackedChunkBytes ||
+      header.packed_bytes() > budget_.limit()) {
+    return absl::StrCat("its ", header.packed_bytes(), " bytes pass [limits] inflight_bytes (", budget_.limit(),
+                        "); raise it");
+  }
+  return "";
+}
+
+void Collector::PartialStart(const std::shared_ptr<IncomingPartial>& partial) {
+  const v1::PartialSumHeader& header = partial->header();
+  const auto drop = [&](const std::string& why) {
+    spdlog::warn("partial sum of \"{}\" for round {} refused: {}", header.id(), header.round(), why);
+    partial->Decide(false, nullptr);
+    // Nothing else is to come from it this round: it need not be awaited.
+    if (machine_ != nullptr && header.round() == spec_.round() &&
+        machine_->AnswerOf(header.id()) == aggregation::Answer::kAwaited) {
+      Act(machine_->Reported(header.id(), header.epoch(), 0, loop_->Now()));
+    }
+  };
+  if (const std::string why = CheckPartial(header); !why.empty()) {
+    drop(why);
+    return;
+  }
+  if (first_partial_ == absl::ZeroDuration()) first_partial_ = loop_->Now();
+  const std::vector<std::string> contributors(header.contributors().begin(), header.contributors().end());
+  const Admission admission = machine_->Offer(header.id(), header.epoch(), header.round(),
+                                              static_cast<int64_t>(header.weight()), contributors, loop_->Now());
+  if (admission.verdict != Verdict::kAdmit) {
+    drop(admission.message);
+    return;
+  }
+  if (tickets_.contains(admission.replaces)) EndTicket(admission.replaces);
+  partial->ticket = admission.ticket;
+  tickets_[admission.ticket].partial = partial;
+  Reserve(admission.ticket, std::max<uint64_t>(header.packed_bytes(), 1),
+          [this, partial] { partial->Decide(true, sum_.get()); });
+  Rearm();
+}
+
+void Collector::PartialComplete(const std::shared_ptr<IncomingPartial>& partial,
+                                std::shared_ptr<const aggregation::PackedPartial> packed) {
+  const auto it = tickets_.find(partial->ticket);
+  if (it == tickets_.end()) return;
+  const uint64_t ticket = partial->ticket;
+  const v1::PartialSumHeader& header = partial->header();
+  if (!machine_->Commit(ticket)) {
+    spdlog::warn("partial sum of \"{}\" for round {} came too late", header.id(), header.round());
+    EndTicket(ticket);
+    return;
+  }
+  it->second.metrics = header.metrics();
+  last_partial_ = loop_->Now();
+  bytes_.from_aggregators += header.packed_bytes();
+  bytes_.below += header.ingress_bytes();
+  std::map<std::string, uint64_t> rejected;
+  for (const auto& entry : header.rejected()) rejected[entry.reason()] += entry.count();
+  machine_->CountBelow(rejected, header.late());
+  pool_.Merge(std::move(packed), [this, ticket] { loop_->Post([this, ticket] { Folded(ticket); }); });
+}
+
+}  // namespace tributary::server

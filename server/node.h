@@ -1,0 +1,34 @@
+// A running aggregator: root or rack by its config. `tributary serve` is this and little more.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/config.h"
+#include "server/round_report.h"
+
+namespace tributary::server {
+
+class Node {
+ public:
+  struct Options {
+    Config config;
+    std::function<void(const RoundReport&)> on_round;  // after each finished round; on the node's thread
+  };
+  // Opens ports, checkpoints and links: what fails here is a mistake in the config or the machine.
+  static absl::StatusOr<std::unique_ptr<Node>> Create(Options options);
+  virtual ~Node() = default;
+  // Until the run is over: OK when it finished or Shutdown drained it, ABORTED when the run failed.
+  virtual absl::Status Run() = 0;
+  // From any thread: finish what can be finished within the grace time, then end. Asked twice: at once.
+  virtual void Shutdown() = 0;
+  virtual int port() const = 0;  // of the front door
+};
+
+// The two kinds, made by Create.
+absl::StatusOr<std::unique_ptr<Node>> CreateRoot(Node::Options options);
+absl::StatusOr<std::unique_ptr<Node>> CreateRack(Node::Options options);
+
+}  // namespace tributary::server

@@ -1,0 +1,84 @@
+// Start, end, and the report of a node.
+#include "server/node_base.h"
+
+#include <spdlog/spdlog.h>
+
+#include <utility>
+
+#include "base/status.h"
+
+namespace tributary::server {
+namespace {
+constexpr absl::Duration kHangupTime = absl::Seconds(2);  // for members to read the last word
+}
+
+NodeBase::NodeBase(Options options) : options_(std::move(options)) {
+  collector_ = std::make_unique<Collector>(
+      &loop_, options_.config.limits,
+      Collector::Callbacks{.members_changed = [this] { if (!ending_) MembersChanged(); },
+                           .closed = [this](CollectedRound round) { RoundClosed(std::move(round)); }});
+}
+
+NodeBase::~NodeBase() {
+  // Whoever calls the collector goes first.
+  door_.reset();
+  tier_.reset();
+}
+
+absl::Status NodeBase::OpenPorts() {
+  const Config& config = options_.config;
+  ASSIGN_OR_RETURN(rounds_file_, RoundsFile::Open(config.metrics.rounds_file));
+  ASSIGN_OR_RETURN(tier_, TierLinks::Start(config.transport, config.node.name, collector_.get()));
+  collector_->AttachTier(tier_.get());
+  ASSIGN_OR_RETURN(door_, FrontDoor::Start({.listen = config.node.listen, .max_sessions = config.limits.max_sessions},
+                                           collector_.get(), collector_->shelf()));
+  collector_->AttachDoor(door_.get());
+  spdlog::info("\"{}\" listens on {} (port {}), links over {} on {}", config.node.name, config.node.listen,
+               door_->port(), tier_->transport(), tier_->address());
+  return absl::OkStatus();
+}
+
+absl::Status NodeBase::Run() {
+  loop_.Post([this] { Begin(); });
+  loop_.Run();
+  door_->Shutdown(absl::Milliseconds(100));
+  return result_;
+}
+
+void NodeBase::Shutdown() {
+  if (++shutdowns_ == 1) {
+    loop_.Post([this] {
+      if (!ending_) ShutdownAsked();
+    });
+  } else {
+    loop_.Post([this] { loop_.Stop(); });
+  }
+}
+
+void NodeBase::End(v1::Stop::Kind kind, const std::string& reason, absl::Status result) {
+  if (ending_) return;
+  ending_ = true;
+  result_ = std::move(result);
+  collector_->StopAll(kind, reason, kind == v1::Stop::GOING_AWAY ? 500 : 0);
+  Hangup(loop_.Now() + kHangupTime);
+}
+
+void NodeBase::Hangup(absl::Duration until) {
+  if (collector_->session_count() == 0 || loop_.Now() >= until) {
+    loop_.Stop();
+    return;
+  }
+  loop_.PostAfter(absl::Milliseconds(10), [this, until] { Hangup(until); });
+}
+
+void NodeBase::Publish(RoundReport report) {
+  report.node = options_.config.node.name;
+  if (const absl::Status status = rounds_file_->Append(report); !status.ok()) spdlog::error("{}", status.message());
+  if (options_.on_round) options_.on_round(report);
+}
+
+absl::StatusOr<std::unique_ptr<Node>> Node::Create(Options options) {
+  return options.config.is_root() ? CreateRoot(std::move(options)) : CreateRack(std::move(options));
+}
+
+}  // namespace tributary::server

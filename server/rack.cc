@@ -1,0 +1,321 @@
+// The rack: takes tasks from its parent, runs them with its own children, forwards the sum.
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/time/clock.h"
+#include "base/status.h"
+#include "server/node_base.h"
+#include "server/uplink.h"
+
+namespace tributary::server {
+namespace {
+
+// What a rack keeps of its parent's deadline for forwarding, before it has measured any.
+constexpr absl::Duration kFirstForwardGuess = absl::Milliseconds(500);
+
+class Rack final : public NodeBase, public UplinkHandler {
+ public:
+  explicit Rack(Options options)
+      : NodeBase(std::move(options)), c_(options_.config), epoch_(absl::ToUnixMicros(absl::Now())) {}
+  ~Rack() override {
+    door_.reset();
+    tier_.reset();
+    uplink_.reset();
+  }
+  absl::Status Open() { return OpenPorts(); }
+
+  // UplinkHandler: all of it goes to the loop.
+  void OnParentJoined(v1::Joined joined) override {
+    loop_.Post([this, joined = std::move(joined)] { Joined(joined); });
+  }
+  void OnParentTask(v1::Task task) override {
+    loop_.Post([this, task = std::move(task)] { Take(task); });
+  }
+  void OnParentOutcome(v1::Outcome outcome) override {
+    loop_.Post([this, outcome = std::move(outcome)] { Outcome(outcome); });
+  }
+  void OnParentStop(v1::Stop stop) override {
+    loop_.Post([this, stop = std::move(stop)] {
+      const bool finished = stop.kind() == v1::Stop::FINISHED;
+      spdlog::info("the parent ends: {}", stop.reason());
+      if (stop.kind() == v1::Stop::SUPERSEDED) {
+        End(v1::Stop::GOING_AWAY, stop.reason(), absl::AbortedError(stop.reason()));
+        return;
+      }
+      End(stop.kind(), stop.reason(), finished ? absl::OkStatus() : absl::AbortedError(stop.reason()));
+    });
+  }
+  void OnParentRefused(std::string reason) override {
+    loop_.Post([this, reason] {
+      spdlog::error("the parent refuses this aggregator: {}", reason);
+      End(v1::Stop::GOING_AWAY, reason, absl::AbortedError(reason));
+    });
+  }
+  void OnModel(std::shared_ptr<const ModelVersion> model) override {
+    loop_.Post([this, model = std::move(model)] {
+      model_ = model;
+      uplink_->SetHeld(model_->sha256);
+      BeginPending();
+    });
+  }
+  void OnForwarded(uint64_t round, absl::Status status, double seconds) override {
+    loop_.Post([this, round, status, seconds] { Forwarded(round, status, seconds); });
+  }
+
+ private:
+  void Begin() override {
+    uplink_ = Uplink::Start({.id = c_.node.name,
+                             .epoch = static_cast<uint64_t>(epoch_),
+                             .parents = c_.node.parent,
+                             .transport = c_.transport},
+                            this);
+  }
+
+  void MembersChanged() override {
+    if (uplink_ == nullptr) return;
+    const Collector::Census census = collector_->Count();
+    uplink_->SetCensus(census.clients, census.examples);
+  }
+
+  void Joined(const v1::Joined& joined) {
+    if (!collector_->opened()) {
+      auto layout = aggregation::ModelLayout::FromProto(joined.layout());
+      if (!layout.ok() || (*layout)->hash() != joined.layout_hash()) {
+        const std::string message = absl::StrCat("the parent's layout is not valid: ", layout.status().message());
+        End(v1::Stop::FAILED, message, absl::AbortedError(message));
+        return;
+      }
+      layout_ = *layout;
+      run_ = joined.run();
+      spdlog::info("joined run \"{}\": {} elements", run_, layout_->elements());
+      collector_->Open(run_, layout_);
+      return;
+    }
+    if (joined.run() != run_ || joined.layout_hash() != layout_->hash()) {
+      const std::string message = absl::StrCat("the parent now serves run \"", joined.run(), "\", not \"", run_,
+                                               "\"; restart this aggregator");
+      End(v1::Stop::FAILED, message, absl::AbortedError(message));
+      return;
+    }
+    spdlog::info("joined run \"{}\" again", run_);
+    if (joined.has_last_outcome() && waiting_outcome_ && joined.last_outcome().round() == collector_->spec().round()) {
+      Outcome(joined.last_outcome());
+    }
+  }
+
+  bool SameRound(const v1::RoundSpec& spec) const {
+    const v1::RoundSpec& mine = collector_->spec();
+    return collector_->running() && mine.round() == spec.round() && mine.kind() == spec.kind() &&
+           mine.base_sha256() == spec.base_sha256();
+  }
+
+  void Take(const v1::Task& task) {
+    if (ending()) return;
+    if (SameRound(task.spec())) {
+      // The parent lost sight of us, or was restarted: what was collected still counts, and is offered again.
+      spdlog::info("round {} goes on", task.spec().round());
+      pending_.reset();
+      if (waiting_outcome_) SendUp();
+      return;
+    }
+    pending_ = task.spec();
+    if (collector_->running()) {
+      spdlog::warn("round {} is given up: the parent has begun round {}", collector_->spec().round(),
+                   task.spec().round());
+      if (waiting_outcome_) {
+        GiveUp("the parent went on without it");
+      } else {
+        collector_->CloseNow();  // RoundClosed goes on
+      }
+      return;
+    }
+    BeginPending();
+  }
+
+  void GiveUp(const std::string& why) {
+    uplink_->Abandon();
+    waiting_outcome_ = false;
+    collector_->Finish(false, false, why);
+    BeginPending();
+  }
+
+  void BeginPending() {
+    if (!pending_.has_value() || collector_->running() || model_ == nullptr ||
+        model_->sha256 != pending_->base_sha256()) {
+      return;
+    }
+    v1::RoundSpec spec = *std::move(pending_);
+    pending_.reset();
+    auto grid = aggregation::Grid::FromProto(spec.grid());
+    if (!grid.ok()) {
+      spdlog::error("round {}: {}", spec.round(), grid.status().message());
+      Decline(spec, std::string(grid.status().message()));
+      return;
+    }
+    // Leave time to forward: what it took so far (or a guess), but at most half of the deadline.
+    const absl::Duration all = absl::Milliseconds(spec.deadline_ms());
+    const absl::Duration keep = std::min(forward_time_, all / 2);
+    spec.set_deadline_ms(static_cast<uint64_t>(absl::ToInt64Milliseconds(all - keep)));
+    round_started_ = loop_.Now();
+    const absl::Status status =
+        collector_->Begin(spec, *grid, 1, absl::Seconds(c_.straggler.rejoin_grace_s), model_);
+    if (!status.ok()) {
+      Decline(spec, std::string(status.message()));
+    } else if (collector_->Count().clients == 0) {
+      // After a restart the clients may be on their way back; an empty rack must not hold its parent up.
+      loop_.PostAfter(absl::Seconds(c_.straggler.rejoin_grace_s), [this, number = spec.round()] {
+        if (collector_->running() && collector_->spec().round() == number && collector_->Count().clients == 0) {
+          collector_->CloseNow();
+        }
+      });
+    }
+  }
+
+  void Decline(const v1::RoundSpec& spec, const std::string& why) {
+    v1::Report report;
+    report.set_round(spec.round());
+    report.set_kind(spec.kind());
+    report.set_declined(why);
+    uplink_->SendReport(report);
+  }
+
+  void RoundClosed(CollectedRound round) override {
+    round_ = std::move(round);
+    const v1::RoundSpec& spec = collector_->spec();
+    if (pending_.has_value() || ending()) {
+      collector_->Finish(false, false, "the round was given up");
+      BeginPending();
+      return;
+    }
+    if (spec.kind() == v1::EVALUATE) {
+      v1::Report report;
+      report.set_round(spec.round());
+      report.set_kind(spec.kind());
+      *report.mutable_metrics() = round_.metrics;
+      report.set_contributors(round_.result.clients);
+      uplink_->SendReport(report);
+      collector_->Finish(true, true, "");
+      return;
+    }
+    waiting_outcome_ = true;
+    if (round_.result.clients == 0) {
+      v1::Report report;
+      report.set_round(spec.round());
+      report.set_kind(spec.kind());
+      report.set_declined(absl::StrCat("no update was accepted: ", round_.result.why_not));
+      for (const auto& [reason, count] : round_.result.rejected) {
+        auto* entry = report.add_rejected();
+        entry->set_reason(reason);
+        entry->set_count(count);
+      }
+      report.set_late(round_.result.late);
+      uplink_->SendReport(report);
+    } else {
+      SendUp();
+    }
+    if (early_outcome_.has_value()) {
+      const v1::Outcome outcome = *std::move(early_outcome_);
+      early_outcome_.reset();
+      Outcome(outcome);
+    }
+  }
+
+  void SendUp() {
+    if (round_.result.clients == 0) return;
+    const v1::RoundSpec& spec = collector_->spec();
+    v1::PartialSumHeader header;
+    header.set_run(run_);
+    header.set_round(spec.round());
+    header.set_id(c_.node.name);
+    header.set_epoch(static_cast<uint64_t>(epoch_));
+    header.set_layout_hash(layout_->hash());
+    header.set_base_version(spec.base_version());
+    header.set_weight(round_.result.weight);
+    for (const std::string& id : round_.result.contributors) header.add_contributors(id);
+    *header.mutable_metrics() = round_.metrics;
+    header.set_chunks(collector_->sum()->chunk_count());
+    for (const auto& [reason, count] : round_.result.rejected) {
+      auto* entry = header.add_rejected();
+      entry->set_reason(reason);
+      entry->set_count(count);
+    }
+    header.set_late(round_.result.late);
+    header.set_ingress_bytes(round_.bytes.below);
+    uplink_->Abandon();  // an earlier try that still runs
+    uplink_->Forward(std::move(header), collector_->sum());
+  }
+
+  void Forwarded(uint64_t round, const absl::Status& status, double seconds) {
+    if (!status.ok()) {
+      spdlog::warn("forwarding round {}: {}", round, status.message());
+      return;
+    }
+    // Half of it new: one slow round does not shorten all that follow.
+    forward_time_ = (forward_time_ + 2 * absl::Seconds(seconds)) / 2;
+    round_.phases.forward = seconds;
+  }
+
+  void Outcome(const v1::Outcome& outcome) {
+    if (!collector_->running() || outcome.round() != collector_->spec().round() ||
+        collector_->spec().kind() != v1::TRAIN) {
+      return;
+    }
+    if (!waiting_outcome_) {
+      // The parent closed without us.
+      early_outcome_ = outcome;
+      collector_->CloseNow();
+      return;
+    }
+    uplink_->Abandon();
+    waiting_outcome_ = false;
+    RoundReport report;
+    report.run = run_;
+    report.role = "rack";
+    report.round = outcome.round();
+    report.committed = outcome.committed() && outcome.included();
+    report.why_not = outcome.reason();
+    report.collected = round_;
+    report.seconds = absl::ToDoubleSeconds(loop_.Now() - round_started_);
+    report.codec = collector_->spec().codec();
+    report.transport = c_.transport.kind;
+    report.model_bytes = model_->bytes.size();
+    report.model_sha256 = absl::BytesToHexString(model_->sha256);
+    report.metrics = MetricMeans(round_.metrics);
+    collector_->Finish(outcome.committed(), outcome.included(), outcome.reason());
+    Publish(std::move(report));
+    BeginPending();
+  }
+
+  void ShutdownAsked() override {
+    spdlog::info("shutting down");
+    if (uplink_ != nullptr) uplink_->Abandon();
+    End(v1::Stop::GOING_AWAY, "this rack shuts down", absl::OkStatus());
+  }
+
+  const Config& c_;
+  const int64_t epoch_;
+  std::string run_;
+  std::shared_ptr<const aggregation::ModelLayout> layout_;
+  std::shared_ptr<const ModelVersion> model_;
+  std::optional<v1::RoundSpec> pending_;
+  std::optional<v1::Outcome> early_outcome_;
+  bool waiting_outcome_ = false;
+  CollectedRound round_;
+  absl::Duration round_started_;
+  absl::Duration forward_time_ = kFirstForwardGuess;
+  std::unique_ptr<Uplink> uplink_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Node>> CreateRack(Node::Options options) {
+  auto rack = std::make_unique<Rack>(std::move(options));
+  RETURN_IF_ERROR(rack->Open());
+  return std::unique_ptr<Node>(std::move(rack));
+}
+
+}  // namespace tributary::server

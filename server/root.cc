@@ -1,0 +1,371 @@
+// The root: announces rounds, applies and commits their sums, publishes models, and ends the run.
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_join.h"
+#include "aggregation/optimizer.h"
+#include "base/status.h"
+#include "models/builtin.h"
+#include "models/safetensors.h"
+#include "server/checkpoint.h"
+#include "server/node_base.h"
+
+namespace tributary::server {
+namespace {
+
+constexpr absl::Duration kWaitingLogEvery = absl::Seconds(10);
+
+aggregation::Policy PolicyNamed(const std::string& name) {
+  if (name == "sum") return aggregation::Policy::kSum;
+  if (name == "max") return aggregation::Policy::kMax;
+  if (name == "first") return aggregation::Policy::kFirst;
+  if (name == "skip") return aggregation::Policy::kSkip;
+  return aggregation::Policy::kMean;
+}
+
+// The layout with [aggregation.policies] applied: exact names, or prefixes ending in '*'.
+absl::StatusOr<std::shared_ptr<const aggregation::ModelLayout>> WithPolicies(
+    std::shared_ptr<const aggregation::ModelLayout> layout, const std::map<std::string, std::string>& policies) {
+  if (policies.empty()) return layout;
+  std::vector<aggregation::TensorSpec> tensors = layout->tensors();
+  for (const auto& [pattern, policy] : policies) {
+    const bool prefix = pattern.ends_with('*');
+    bool matched = false;
+    for (aggregation::TensorSpec& tensor : tensors) {
+      if (prefix ? tensor.name.starts_with(pattern.substr(0, pattern.size() - 1)) : tensor.name == pattern) {
+        tensor.policy = PolicyNamed(policy);
+        matched = true;
+      }
+    }
+    if (!matched) {
+      return absl::InvalidArgumentError(absl::StrCat("[aggregation.policies] \"", pattern, "\" fits no tensor of the model"));
+    }
+  }
+  return aggregation::ModelLayout::Create(std::move(tensors));
+}
+
+class Root final : public NodeBase {
+ public:
+  explicit Root(Options options) : NodeBase(std::move(options)), c_(options_.config) {}
+
+  absl::Status Open() {
+    aggregation::GridRequest request;
+    request.fraction_bits = c_.aggregation.fraction_bits;
+    request.bound = c_.aggregation.bound;
+    request.max_weight = c_.aggregation.max_round_weight;
+    request.fractional_weights = c_.aggregation.fractional_weights;
+    std::string note;
+    ASSIGN_OR_RETURN(grid_, aggregation::ProveGrid(request, &note));
+    if (!note.empty()) spdlog::warn("{}", note);
+    ASSIGN_OR_RETURN(optimizer_, aggregation::MakeServerOptimizer(c_.aggregation.optimizer,
+                                                                  c_.aggregation.server_learning_rate));
+    ASSIGN_OR_RETURN(store_, CheckpointStore::Open({.directory = c_.checkpoint.directory,
+                                                    .run = c_.run->name,
+                                                    .keep = c_.checkpoint.keep}));
+    if (options_.config.metrics.rounds_file.empty()) options_.config.metrics.rounds_file = store_->path() + "/rounds.jsonl";
+    RETURN_IF_ERROR(LoadModel());
+    collector_->Open(c_.run->name, model_->layout);
+    return OpenPorts();
+  }
+
+ private:
+  absl::Status LoadModel() {
+    std::vector<std::string> warnings;
+    auto checkpoint = store_->Load(&warnings);
+    for (const std::string& warning : warnings) spdlog::warn("{}", warning);
+    if (checkpoint.ok()) return Resume(*std::move(checkpoint));
+    if (!absl::IsNotFound(checkpoint.status())) return checkpoint.status();
+    absl::StatusOr<models::Model> model = models::IsBuiltin(c_.run->model)
+                                              ? models::BuiltinModel(c_.run->model, c_.run->seed)
+                                              : models::ReadSafetensors(c_.run->model);
+    RETURN_IF_ERROR(model.status());
+    ASSIGN_OR_RETURN(auto layout, WithPolicies(model->layout, c_.aggregation.policies));
+    model_ = ModelVersion::Make(0, std::move(layout), std::move(model->bytes));
+    spdlog::info("run \"{}\" starts: model \"{}\", {} tensors, {} elements, SHA-256 {}", c_.run->name, c_.run->model,
+                 model_->layout->tensors().size(), model_->layout->elements(),
+                 absl::BytesToHexString(model_->sha256));
+    return absl::OkStatus();
+  }
+
+  absl::Status Resume(Checkpoint checkpoint) {
+    const v1::CheckpointState& state = checkpoint.state;
+    if (state.seed() != c_.run->seed) {
+      return absl::FailedPreconditionError(absl::StrCat("the checkpoint of run \"", c_.run->name, "\" in ",
+                                                        store_->path(), " has seed ", state.seed(), ", the config ",
+                                                        c_.run->seed, "; give the run another name, or its seed back"));
+    }
+    RETURN_IF_ERROR(optimizer_->Restore({state.optimizer().begin(), state.optimizer().end()}));
+    model_ = ModelVersion::Make(state.version(), checkpoint.model.layout, std::move(checkpoint.model.bytes));
+    round_ = state.round();
+    finished_ = state.finished() && state.round() >= c_.run->rounds;
+    collector_->SetLastOutcome(state.version(), {state.children().begin(), state.children().end()});
+    spdlog::info("run \"{}\" resumes after round {} (model version {}, SHA-256 {})", c_.run->name, round_,
+                 model_->version, absl::BytesToHexString(model_->sha256));
+    return absl::OkStatus();
+  }
+
+  // ---- Waiting for members
+
+  void Begin() override {
+    waiting_since_ = loop_.Now();
+    if (finished_ || round_ >= c_.run->rounds) {
+      // Nothing to do but to tell whoever asks; those who come within the hang-up time learn it.
+      spdlog::info("run \"{}\" is complete already ({} rounds)", c_.run->name, round_);
+      End(v1::Stop::FINISHED, "the run is complete", absl::OkStatus());
+      return;
+    }
+    NextRound();
+  }
+
+  void NextRound() {
+    waiting_ = true;
+    waiting_since_ = loop_.Now();
+    WaitingTimer();
+    MembersChanged();
+  }
+
+  void WaitingTimer() {
+    if (waiting_timer_ != 0) loop_.CancelTimer(waiting_timer_);
+    const absl::Duration limit = waiting_since_ + absl::Seconds(c_.run->startup_limit_s) - loop_.Now();
+    waiting_timer_ = loop_.PostAfter(std::clamp(limit, absl::ZeroDuration(), kWaitingLogEvery), [this] {
+      waiting_timer_ = 0;
+      if (!waiting_ || ending()) return;
+      const Collector::Census census = collector_->Count();
+      const std::string message = absl::StrCat("round ", round_ + 1, " awaits clients: ", census.clients, " of ",
+                                               c_.cohort.minimum, " are here",
+                                               census.ids.empty() ? "" : absl::StrCat(" (through ", Some(census.ids), ")"),
+                                               ", ", Missing(census), " missing");
+      if (loop_.Now() - waiting_since_ >= absl::Seconds(c_.run->startup_limit_s)) {
+        spdlog::error("{}; given up after [run] startup_limit_s = {:.0f}", message, c_.run->startup_limit_s);
+        End(v1::Stop::FAILED, message, absl::AbortedError(message));
+        return;
+      }
+      spdlog::info("{}", message);
+      WaitingTimer();
+    });
+  }
+
+  uint64_t Missing(const Collector::Census& census) const {
+    return census.clients >= c_.cohort.minimum ? 0 : c_.cohort.minimum - census.clients;
+  }
+
+  static std::string Some(std::vector<std::string> ids) {
+    const size_t all = ids.size();
+    if (all > 5) ids.resize(5);
+    return absl::StrCat(absl::StrJoin(ids, ", "), all > 5 ? absl::StrCat(" and ", all - 5, " more") : "");
+  }
+
+  void MembersChanged() override {
+    if (!waiting_ || collector_->running() || shutting_down_) return;
+    if (collector_->Count().clients < c_.cohort.minimum) return;
+    waiting_ = false;
+    if (waiting_timer_ != 0) loop_.CancelTimer(waiting_timer_);
+    waiting_timer_ = 0;
+    StartRound(v1::TRAIN);
+  }
+
+  // ---- Rounds
+
+  v1::RoundSpec Spec(v1::TaskKind kind) const {
+    v1::RoundSpec spec;
+    spec.set_run(c_.run->name);
+    spec.set_round(kind == v1::TRAIN ? round_ + 1 : round_);
+    spec.set_kind(kind);
+    spec.set_seed(c_.run->seed);
+    spec.set_base_version(model_->version);
+    spec.set_base_sha256(model_->sha256);
+    spec.set_layout_hash(model_->layout->hash());
+    *spec.mutable_grid() = grid_.ToProto();
+    spec.set_codec(c_.compression.codec);
+    spec.set_cohort_fraction(c_.cohort.fraction);
+    spec.set_deadline_ms(static_cast<uint64_t>(c_.straggler.deadline_s * 1000));
+    spec.set_minimum(c_.cohort.minimum);
+    spec.set_maximum(c_.cohort.maximum);
+    spec.set_quorum(c_.straggler.quorum);
+    spec.set_max_client_weight(c_.aggregation.max_client_weight);
+    for (const auto& [name, value] : c_.training.values) (*spec.mutable_hyperparameters())[name] = value;
+    return spec;
+  }
+
+  void StartRound(v1::TaskKind kind) {
+    round_started_ = loop_.Now();
+    spec_ = Spec(kind);
+    // A cohort that is a fraction of the clients has a minimum of its own size: it is 1 to the machine, the
+    // config's minimum says how many must be present.
+    const uint32_t minimum = kind == v1::TRAIN && c_.cohort.fraction >= 1 ? c_.cohort.minimum : 1;
+    const absl::Status status =
+        collector_->Begin(spec_, grid_, minimum, absl::Seconds(c_.straggler.rejoin_grace_s), model_);
+    if (!status.ok()) End(v1::Stop::FAILED, std::string(status.message()), status);
+  }
+
+  void RoundClosed(CollectedRound round) override {
+    if (ending()) return;
+    if (spec_.kind() == v1::EVALUATE) {
+      report_.evaluation = MetricMeans(round.metrics);
+      collector_->Finish(true, true, "");
+      Publish(report_);
+      AfterRound();
+      return;
+    }
+    report_ = {};
+    report_.run = c_.run->name;
+    report_.role = "root";
+    report_.round = spec_.round();
+    report_.codec = spec_.codec();
+    report_.model_bytes = model_->bytes.size();
+    report_.metrics = MetricMeans(round.metrics);
+    report_.transport = round.bytes.from_aggregators > 0 ? tier_->transport() : "none";
+    report_.collected = std::move(round);
+    if (shutting_down_ && !report_.collected.result.success) {
+      collector_->Finish(false, false, "the aggregator shuts down");
+      End(v1::Stop::GOING_AWAY, "shutting down", absl::OkStatus());
+      return;
+    }
+    if (!report_.collected.result.success) {
+      RoundFailed(report_.collected.result.why_not);
+      return;
+    }
+    Apply();
+  }
+
+  void RoundFailed(const std::string& why) {
+    spdlog::warn("round {} failed: {}; the model stays at version {}", spec_.round(), why, model_->version);
+    report_.why_not = why;
+    report_.seconds = absl::ToDoubleSeconds(loop_.Now() - round_started_);
+    report_.model_sha256 = absl::BytesToHexString(model_->sha256);
+    collector_->Finish(false, false, why);
+    Publish(report_);
+    round_ = spec_.round();
+    if (++failed_in_a_row_ >= c_.run->max_failed_rounds) {
+      const std::string message = absl::StrCat(failed_in_a_row_, " rounds in a row failed, [run] max_failed_rounds; the last: ", why);
+      spdlog::error("{}", message);
+      End(v1::Stop::FAILED, message, absl::AbortedError(message));
+      return;
+    }
+    AfterRound();
+  }
+
+  // On the job thread: the sum is closed, nobody else touches it or the model.
+  struct Applied {
+    absl::Status status;
+    std::shared_ptr<const ModelVersion> model;
+    double apply = 0;
+    double commit = 0;
+  };
+
+  Applied ApplyAndCommit(const v1::RoundSpec& spec, const aggregation::RoundResult& result) {
+    Applied out;
+    const absl::Duration start = clock_.Monotonic();
+    std::vector<uint8_t> next(model_->bytes.size());
+    out.status = optimizer_->Apply(*collector_->sum(), grid_, result.weight, model_->bytes, next);
+    if (!out.status.ok()) return out;
+    out.model = ModelVersion::Make(spec.round(), model_->layout, std::move(next));
+    const absl::Duration applied = clock_.Monotonic();
+    out.apply = absl::ToDoubleSeconds(applied - start);
+    v1::CheckpointState state;
+    state.set_run(spec.run());
+    state.set_round(spec.round());
+    state.set_version(spec.round());
+    state.set_seed(spec.seed());
+    *state.mutable_layout() = model_->layout->ToProto();
+    *state.mutable_spec() = spec;
+    state.set_model_sha256(out.model->sha256);
+    for (const std::string& id : result.children) state.add_children(id);
+    for (const std::string& id : result.contributors) state.add_contributors(id);
+    for (const auto& [name, value] : optimizer_->State()) (*state.mutable_optimizer())[name] = value;
+    state.set_finished(spec.round() >= c_.run->rounds);
+    out.status = store_->Save(state, *model_->layout, out.model->bytes);
+    out.commit = absl::ToDoubleSeconds(clock_.Monotonic() - applied);
+    return out;
+  }
+
+  void Apply() {
+    jobs_.Post([this, spec = spec_, result = report_.collected.result] {
+      loop_.Post([this, out = ApplyAndCommit(spec, result)] { Committed(out); });
+    });
+  }
+
+  void Committed(const Applied& out) {
+    if (ending()) return;
+    if (!out.status.ok()) {
+      RoundFailed(std::string(out.status.message()));
+      return;
+    }
+    failed_in_a_row_ = 0;
+    round_ = spec_.round();
+    model_ = out.model;
+    report_.committed = true;
+    report_.collected.phases.apply = out.apply;
+    report_.collected.phases.commit = out.commit;
+    report_.seconds = absl::ToDoubleSeconds(loop_.Now() - round_started_);
+    report_.model_sha256 = absl::BytesToHexString(model_->sha256);
+    collector_->shelf()->Put(model_);
+    collector_->Finish(true, true, "");
+    const bool evaluate = c_.run->evaluate_every > 0 && !shutting_down_ &&
+                          (round_ % c_.run->evaluate_every == 0 || round_ >= c_.run->rounds);
+    if (evaluate && collector_->Count().clients > 0) {
+      const double seconds = report_.seconds;
+      StartRound(v1::EVALUATE);
+      report_.seconds = seconds;
+      return;
+    }
+    Publish(report_);
+    AfterRound();
+  }
+
+  void AfterRound() {
+    if (ending()) return;
+    if (round_ >= c_.run->rounds) {
+      spdlog::info("run \"{}\" is complete: {} rounds, model version {}, SHA-256 {}", c_.run->name, round_,
+                   model_->version, absl::BytesToHexString(model_->sha256));
+      End(v1::Stop::FINISHED, "the run is complete", absl::OkStatus());
+    } else if (shutting_down_) {
+      End(v1::Stop::GOING_AWAY, "shutting down", absl::OkStatus());
+    } else {
+      NextRound();
+    }
+  }
+
+  void ShutdownAsked() override {
+    shutting_down_ = true;
+    spdlog::info("shutting down: {}", collector_->running() ? "the running round may finish within the grace time"
+                                                            : "no round is running");
+    if (!collector_->running()) {
+      End(v1::Stop::GOING_AWAY, "shutting down", absl::OkStatus());
+      return;
+    }
+    loop_.PostAfter(absl::Seconds(c_.limits.shutdown_grace_s), [this] {
+      if (!ending()) End(v1::Stop::GOING_AWAY, "shutting down", absl::OkStatus());
+    });
+  }
+
+  const Config& c_;
+  aggregation::Grid grid_;
+  std::unique_ptr<aggregation::ServerOptimizer> optimizer_;
+  std::unique_ptr<CheckpointStore> store_;
+  std::shared_ptr<const ModelVersion> model_;
+  uint64_t round_ = 0;  // the last finished
+  bool finished_ = false;
+  uint32_t failed_in_a_row_ = 0;
+  bool waiting_ = false;
+  bool shutting_down_ = false;
+  absl::Duration waiting_since_, round_started_;
+  EventLoop::TimerId waiting_timer_ = 0;
+  v1::RoundSpec spec_;
+  RoundReport report_;
+  JobThread jobs_;  // the last member: it ends before what its jobs use
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Node>> CreateRoot(Node::Options options) {
+  auto root = std::make_unique<Root>(std::move(options));
+  RETURN_IF_ERROR(root->Open());
+  return std::unique_ptr<Node>(std::move(root));
+}
+
+}  // namespace tributary::server

@@ -1,0 +1,49 @@
+// What a node reports of each round: a line of rounds.jsonl, and a line for people.
+#pragma once
+
+#include <cstdint>
+#include <fstream>
+#include <map>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "server/collector.h"
+
+namespace tributary::server {
+
+struct RoundReport {
+  std::string run;
+  std::string node;
+  std::string role;         // "root" or "rack"
+  uint64_t round = 0;
+  bool committed = false;
+  std::string why_not;
+  CollectedRound collected;
+  double seconds = 0;       // announce to commit (racks: to forward)
+  std::string transport;    // of the tier below: "tcp", or "none" where no aggregator took part
+  std::string codec;
+  std::string model_sha256; // hex; of the model after this round
+  uint64_t model_bytes = 0;
+  std::map<std::string, double> metrics;       // means over examples: what clients reported with their updates
+  std::map<std::string, double> evaluation;    // of the model after this round; empty: not evaluated
+};
+
+std::string ToJson(const RoundReport& report);  // one line, no newline
+std::string ToText(const RoundReport& report);  // one line for a terminal
+
+// Appends lines to a file, each written whole. Not thread-safe.
+class RoundsFile {
+ public:
+  // "" opens nothing: Append does nothing. Errors name the path.
+  static absl::StatusOr<std::unique_ptr<RoundsFile>> Open(const std::string& path);
+  absl::Status Append(const RoundReport& report);
+
+ private:
+  std::string path_;
+  std::ofstream out_;
+};
+
+// Mean of each metric by name.
+std::map<std::string, double> MetricMeans(const google::protobuf::RepeatedPtrField<v1::MetricSum>& sums);
+
+}  // namespace tributary::server

@@ -1,0 +1,68 @@
+// Cutting a header into chunks, and putting it together again.
+#include "server/tier_stream.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/time/clock.h"
+#include "base/status.h"
+
+namespace tributary::server {
+namespace {
+// Room for the ids of some two million contributors; a longer header is a mistake or an attack.
+constexpr uint64_t kMostHeaderChunks = 64;
+}  // namespace
+
+absl::Status SendStream(transport::Link& link, uint64_t stream, const std::string& header, uint64_t chunks,
+                        absl::Duration patience, const std::function<size_t(uint64_t, uint8_t*)>& fill,
+                        const std::function<bool()>& cancelled) {
+  const uint64_t header_chunks = std::max<uint64_t>(1, (header.size() + kModelChunkBytes - 1) / kModelChunkBytes);
+  if (header_chunks > kMostHeaderChunks) {
+    return absl::InvalidArgumentError(absl::StrCat("the stream's header has ", header.size(), " bytes; at most ",
+                                                   kMostHeaderChunks * kModelChunkBytes, " fit"));
+  }
+  for (uint64_t i = 0; i < header_chunks + chunks; ++i) {
+    if (cancelled()) return absl::CancelledError("the stream was given up");
+    ASSIGN_OR_RETURN(transport::Chunk chunk, link.Borrow(absl::Now() + patience));
+    chunk.tag() = {.stream = stream, .index = i, .a = header_chunks, .b = header_chunks + chunks};
+    if (i < header_chunks) {
+      const size_t at = i * kModelChunkBytes;
+      const size_t n = std::min<size_t>(kModelChunkBytes, header.size() - at);
+      std::memcpy(chunk.data(), header.data() + at, n);
+      chunk.set_size(n);
+    } else {
+      chunk.set_size(fill(i - header_chunks, chunk.data()));
+    }
+    RETURN_IF_ERROR(link.Send(std::move(chunk)));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StreamReader::Got> StreamReader::Feed(const transport::Chunk& chunk) {
+  const transport::ChunkTag& tag = chunk.tag();
+  if (tag.index == 0) {
+    if (tag.a == 0 || tag.a > kMostHeaderChunks || tag.b < tag.a) {
+      return absl::InvalidArgumentError(absl::StrCat("stream ", tag.stream, " claims ", tag.a, " header chunks of ",
+                                                     tag.b, " chunks"));
+    }
+    stream_ = tag.stream;
+    next_ = 0;
+    header_chunks_ = tag.a;
+    total_ = tag.b - tag.a;
+    header_.clear();
+  }
+  if (tag.stream != stream_ || tag.index != next_ || tag.index >= header_chunks_ + total_) {
+    return absl::InvalidArgumentError(absl::StrCat("chunk ", tag.index, " of stream ", tag.stream,
+                                                   " came where chunk ", next_, " of stream ", stream_,
+                                                   " was expected"));
+  }
+  ++next_;
+  if (tag.index < header_chunks_) {
+    header_.append(reinterpret_cast<const char*>(chunk.data()), chunk.size());
+    return tag.index + 1 == header_chunks_ ? Got::kHeader : Got::kMoreHeader;
+  }
+  data_index_ = tag.index - header_chunks_;
+  return Got::kData;
+}
+
+}  // namespace tributary::server

@@ -1,0 +1,419 @@
+// Session, heartbeat, link and forwarding threads of a child aggregator.
+#include "server/uplink.h"
+
+#include <grpcpp/grpcpp.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstring>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "absl/time/clock.h"
+#include "base/philox.h"
+#include "base/status.h"
+#include "server/tier_stream.h"
+#include "transport/tcp.h"
+#include "tributary/v1/client_service.grpc.pb.h"
+
+namespace tributary::server {
+namespace {
+
+constexpr absl::Duration kBackoffMin = absl::Milliseconds(100);
+constexpr absl::Duration kBackoffMax = absl::Seconds(2);
+constexpr absl::Duration kConnectTimeout = absl::Seconds(5);
+
+std::string HostOf(const std::string& endpoint) { return endpoint.substr(0, endpoint.rfind(':')); }
+
+class GrpcUplink final : public Uplink {
+ public:
+  GrpcUplink(const Options& options, UplinkHandler* handler)
+      : options_(options), handler_(handler), jitter_(SeededHash(options.epoch, "uplink", options.id)) {
+    session_thread_ = std::thread([this] { SessionLoop(); });
+    heartbeat_thread_ = std::thread([this] { HeartbeatLoop(); });
+    link_thread_ = std::thread([this] { LinkLoop(); });
+    forward_thread_ = std::thread([this] { ForwardLoop(); });
+  }
+
+  ~GrpcUplink() override {
+    v1::SessionRequest leave;
+    leave.mutable_leave()->set_reason("shutting down");
+    Write(leave);
+    {
+      std::lock_guard lock(mu_);
+      stopping_ = true;
+      if (context_ != nullptr) context_->TryCancel();
+      if (link_ != nullptr) link_->Cancel("shutting down");
+    }
+    wake_.notify_all();
+    for (auto* thread : {&session_thread_, &heartbeat_thread_, &link_thread_, &forward_thread_}) thread->join();
+  }
+
+  void SetCensus(uint64_t clients, uint64_t examples) override {
+    {
+      std::lock_guard lock(mu_);
+      if (clients == clients_ && examples == examples_) return;
+      clients_ = clients;
+      examples_ = examples;
+      heartbeat_due_ = true;
+    }
+    wake_.notify_all();
+  }
+
+  void SetHeld(const std::string& sha256) override {
+    std::lock_guard lock(mu_);
+    held_ = sha256;
+  }
+
+  void SendReport(const v1::Report& report) override {
+    v1::SessionRequest request;
+    *request.mutable_report() = report;
+    Write(request);
+  }
+
+  void Forward(v1::PartialSumHeader header, const aggregation::ExactAccumulator* sum) override {
+    {
+      std::lock_guard lock(mu_);
+      job_ = Job{std::move(header), sum};
+      give_up_ = false;
+    }
+    wake_.notify_all();
+  }
+
+  void Abandon() override {
+    std::unique_lock lock(mu_);
+    job_.reset();
+    give_up_ = true;
+    wake_.notify_all();
+    wake_.wait(lock, [this] { return !forwarding_; });
+  }
+
+ private:
+  struct Job {
+    v1::PartialSumHeader header;
+    const aggregation::ExactAccumulator* sum;
+  };
+  using Stream = grpc::ClientReaderWriter<v1::SessionRequest, v1::SessionResponse>;
+
+  bool stopping() {
+    std::lock_guard lock(mu_);
+    return stopping_;
+  }
+
+  // Waits, but not beyond a stop; the wait doubles at each failure in a row.
+  void Backoff(absl::Duration* wait) {
+    std::unique_lock lock(mu_);
+    const absl::Duration jittered = *wait * (0.5 + jitter_.NextDouble());
+    wake_.wait_for(lock, absl::ToChronoNanoseconds(jittered), [this] { return stopping_; });
+    *wait = std::min(*wait * 2, kBackoffMax);
+  }
+
+  // ---- The session
+
+  void SessionLoop() {
+    absl::Duration wait = kBackoffMin;
+    size_t next = 0;
+    while (!stopping()) {
+      const std::string parent = options_.parents[next % options_.parents.size()];
+      bool joined = false;
+      const absl::Status status = HoldSession(parent, &joined);
+      if (joined) wait = kBackoffMin;
+      {
+        std::lock_guard lock(mu_);
+        stream_ = nullptr;
+        context_ = nullptr;
+        link_wanted_.reset();
+        if (link_ != nullptr) link_->Cancel("the parent's session has ended");
+        if (done_) return;
+      }
+      if (stopping()) return;
+      spdlog::warn("parent {}: {}; trying again", parent, status.message());
+      ++next;
+      Backoff(&wait);
+    }
+  }
+
+  absl::Status HoldSession(const std::string& parent, bool* joined) {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 10000);
+    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 5000);
+    arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+    auto channel = grpc::CreateCustomChannel(parent, grpc::InsecureChannelCredentials(), arguments);
+    if (!channel->WaitForConnected(std::chrono::system_clock::now() + absl::ToChronoSeconds(kConnectTimeout))) {
+      return absl::UnavailableError("no connection");
+    }
+    auto stub = v1::Aggregator::NewStub(channel);
+    grpc::ClientContext context;
+    std::shared_ptr<Stream> stream;
+    {
+      std::lock_guard lock(mu_);
+      if (stopping_) return absl::CancelledError("stopping");
+      context_ = &context;
+    }
+    stream = std::shared_ptr<Stream>(stub->Session(&context));
+    v1::SessionRequest request;
+    FillJoin(request.mutable_join());
+    if (stream->Write(request)) {
+      {
+        std::lock_guard lock(mu_);
+        stream_ = stream;
+      }
+      v1::SessionResponse response;
+      while (stream->Read(&response)) {
+        if (response.has_joined()) *joined = true;
+        Take(parent, &response);
+      }
+    }
+    {
+      std::lock_guard lock(mu_);
+      stream_ = nullptr;
+      context_ = nullptr;
+    }
+    // A writer may still hold the stream; Finish waits for nobody but the peer.
+    std::lock_guard write_lock(write_mu_);
+    const grpc::Status status = stream->Finish();
+    return absl::UnavailableError(status.ok() ? "the session ended" : status.error_message());
+  }
+
+  void FillJoin(v1::Join* join) {
+    std::lock_guard lock(mu_);
+    join->set_protocol(1);
+    join->set_id(options_.id);
+    join->set_role(v1::AGGREGATOR);
+    join->set_epoch(options_.epoch);
+    join->set_clients(clients_);
+    join->set_examples(examples_);
+    join->set_held_sha256(held_);
+    join->set_software("tributary");
+  }
+
+  void Take(const std::string& parent, v1::SessionResponse* response) {
+    if (response->has_joined()) {
+      const v1::Joined& joined = response->joined();
+      auto layout = aggregation::ModelLayout::FromProto(joined.layout());
+      {
+        std::lock_guard lock(mu_);
+        heartbeat_every_ = absl::Milliseconds(std::max<uint64_t>(joined.heartbeat_ms(), 100));
+        heartbeat_due_ = true;
+        run_ = joined.run();
+        if (layout.ok()) layout_ = *layout;
+        for (const auto& link : joined.links()) {
+          if (link.transport() != options_.transport.kind) continue;
+          link_wanted_ = link.address().starts_with(':') ? HostOf(parent) + link.address() : link.address();
+        }
+        if (!link_wanted_.has_value()) {
+          spdlog::error("parent {} offers no link over {}; set the same [transport] kind on both", parent,
+                        options_.transport.kind);
+        }
+      }
+      wake_.notify_all();
+      handler_->OnParentJoined(std::move(*response->mutable_joined()));
+    } else if (response->has_task()) {
+      handler_->OnParentTask(std::move(*response->mutable_task()));
+    } else if (response->has_outcome()) {
+      handler_->OnParentOutcome(std::move(*response->mutable_outcome()));
+    } else if (response->has_refused()) {
+      if (response->refused().retry_after_ms() == 0) {
+        Done();
+        handler_->OnParentRefused(response->refused().reason());
+      }
+    } else if (response->has_stop() && response->stop().kind() != v1::Stop::GOING_AWAY) {
+      Done();
+      handler_->OnParentStop(std::move(*response->mutable_stop()));
+    }
+  }
+
+  void Done() {
+    std::lock_guard lock(mu_);
+    done_ = true;
+  }
+
+  void Write(const v1::SessionRequest& request) {
+    std::shared_ptr<Stream> stream;
+    std::lock_guard write_lock(write_mu_);
+    {
+      std::lock_guard lock(mu_);
+      stream = stream_;
+    }
+    // A failed write is not an error of its own: the reading side sees the stream end.
+    if (stream != nullptr) stream->Write(request);
+  }
+
+  void HeartbeatLoop() {
+    std::unique_lock lock(mu_);
+    while (!stopping_) {
+      wake_.wait_for(lock, absl::ToChronoNanoseconds(heartbeat_every_), [this] { return stopping_ || heartbeat_due_; });
+      if (stopping_) return;
+      heartbeat_due_ = false;
+      v1::SessionRequest request;
+      request.mutable_heartbeat()->set_clients(clients_);
+      request.mutable_heartbeat()->set_examples(examples_);
+      lock.unlock();
+      Write(request);
+      lock.lock();
+    }
+  }
+
+  // ---- The link
+
+  void LinkLoop() {
+    const auto fabric = transport::MakeTcpFabric();
+    absl::Duration wait = kBackoffMin;
+    while (true) {
+      std::string address;
+      std::shared_ptr<const aggregation::ModelLayout> layout;
+      v1::TierHello hello;
+      {
+        std::unique_lock lock(mu_);
+        wake_.wait(lock, [this] { return stopping_ || (link_wanted_.has_value() && layout_ != nullptr); });
+        if (stopping_) return;
+        address = *link_wanted_;
+        layout = layout_;
+        hello.set_run(run_);
+      }
+      hello.set_id(options_.id);
+      hello.set_epoch(options_.epoch);
+      transport::LinkOptions link_options;
+      link_options.name = options_.id;
+      link_options.hello = hello.SerializeAsString();
+      link_options.slots = options_.transport.slots;
+      link_options.lanes = options_.transport.lanes;
+      link_options.heartbeat = absl::Seconds(options_.transport.heartbeat_s);
+      link_options.progress_timeout = absl::Seconds(options_.transport.progress_timeout_s);
+      auto link = fabric->Connect(address, link_options);
+      absl::Status status = link.status();
+      if (link.ok()) {
+        wait = kBackoffMin;
+        std::shared_ptr<transport::Link> shared = *std::move(link);
+        {
+          std::lock_guard lock(mu_);
+          if (stopping_) return;
+          link_ = shared;
+        }
+        wake_.notify_all();
+        status = ReceiveModels(*shared, layout);
+        std::lock_guard lock(mu_);
+        link_ = nullptr;
+        // Forward may still send on it: make it fail at once rather than wait.
+        shared->Cancel("the link has ended");
+      }
+      if (stopping()) return;
+      spdlog::warn("link to {}: {}; trying again", address, status.message());
+      Backoff(&wait);
+    }
+  }
+
+  absl::Status ReceiveModels(transport::Link& link, const std::shared_ptr<const aggregation::ModelLayout>& layout) {
+    StreamReader reader;
+    v1::ModelStreamHeader header;
+    std::vector<uint8_t> bytes;
+    while (true) {
+      ASSIGN_OR_RETURN(transport::Chunk chunk, link.Receive(absl::InfiniteFuture()));
+      ASSIGN_OR_RETURN(const StreamReader::Got got, reader.Feed(chunk));
+      if (got == StreamReader::Got::kHeader) {
+        if (!header.ParseFromString(reader.header()) || header.bytes() != layout->model_bytes() ||
+            header.layout_hash() != layout->hash() ||
+            reader.total() != (header.bytes() + kModelChunkBytes - 1) / kModelChunkBytes) {
+          return absl::InvalidArgumentError("the parent's model stream does not fit the layout it told us");
+        }
+        bytes.assign(header.bytes(), 0);
+      } else if (got == StreamReader::Got::kData) {
+        const uint64_t at = reader.data_index() * kModelChunkBytes;
+        if (chunk.size() != std::min(kModelChunkBytes, header.bytes() - at)) {
+          return absl::InvalidArgumentError(absl::StrCat("model chunk ", reader.data_index(), " has ", chunk.size(),
+                                                         " bytes"));
+        }
+        std::memcpy(bytes.data() + at, chunk.data(), chunk.size());
+      }
+      if (got == StreamReader::Got::kMoreHeader || (got == StreamReader::Got::kHeader ? reader.total() > 0
+                                                                                      : reader.data_index() + 1 < reader.total())) {
+        continue;
+      }
+      chunk = transport::Chunk();
+      auto model = ModelVersion::Make(header.version(), layout, std::move(bytes));
+      bytes = {};
+      if (model->sha256 != header.sha256()) return absl::DataLossError("the model's SHA-256 is not what was announced");
+      handler_->OnModel(std::move(model));
+    }
+  }
+
+  // ---- Forwarding
+
+  void ForwardLoop() {
+    std::unique_lock lock(mu_);
+    while (true) {
+      wake_.wait(lock, [this] { return stopping_ || (job_.has_value() && link_ != nullptr); });
+      if (stopping_) return;
+      Job job = *std::move(job_);
+      job_.reset();
+      forwarding_ = true;
+      const std::shared_ptr<transport::Link> link = link_;
+      lock.unlock();
+      const absl::Time start = absl::Now();
+      const absl::Status status = Send(*link, &job);
+      const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
+      lock.lock();
+      forwarding_ = false;
+      const bool again = !status.ok() && !give_up_ && !stopping_ && !job_.has_value();
+      if (again) job_ = std::move(job);  // the link broke: once more over the next one
+      wake_.notify_all();
+      if (again && link_ == link) link_ = nullptr;
+      if (again || give_up_) continue;
+      lock.unlock();
+      handler_->OnForwarded(job.header.round(), status, seconds);
+      lock.lock();
+    }
+  }
+
+  absl::Status Send(transport::Link& link, Job* job) {
+    const auto cancelled = [this] {
+      std::lock_guard lock(mu_);
+      return give_up_ || stopping_;
+    };
+    std::vector<uint8_t> scratch(aggregation::kMaxPackedChunkBytes);
+    uint64_t packed_bytes = 0;
+    for (uint64_t i = 0; i < job->header.chunks() && !cancelled(); ++i) {
+      packed_bytes += job->sum->PackChunk(i, scratch.data());
+    }
+    job->header.set_packed_bytes(packed_bytes);
+    return SendStream(
+        link, PartialStreamId(job->header.round()), job->header.SerializeAsString(), job->header.chunks(),
+        absl::Seconds(options_.transport.progress_timeout_s),
+        [job](uint64_t i, uint8_t* out) { return job->sum->PackChunk(i, out); }, cancelled);
+  }
+
+  const Options options_;
+  UplinkHandler* handler_;
+  std::mutex write_mu_;  // one Write at a time; taken before mu_
+  std::mutex mu_;
+  std::condition_variable wake_;
+  PhiloxStream jitter_;                                          // guarded by mu_, as all below
+  bool stopping_ = false;
+  bool done_ = false;  // the parent's word is final: no more sessions
+  uint64_t clients_ = 0;
+  uint64_t examples_ = 0;
+  std::string held_, run_;
+  bool heartbeat_due_ = false;
+  absl::Duration heartbeat_every_ = absl::Seconds(5);
+  grpc::ClientContext* context_ = nullptr;
+  std::shared_ptr<Stream> stream_;
+  std::optional<std::string> link_wanted_;
+  std::shared_ptr<const aggregation::ModelLayout> layout_;
+  std::shared_ptr<transport::Link> link_;
+  std::optional<Job> job_;
+  bool forwarding_ = false;
+  bool give_up_ = false;
+  std::thread session_thread_, heartbeat_thread_, link_thread_, forward_thread_;
+};
+
+}  // namespace
+
+std::unique_ptr<Uplink> Uplink::Start(const Options& options, UplinkHandler* handler) {
+  return std::make_unique<GrpcUplink>(options, handler);
+}
+
+}  // namespace tributary::server
