@@ -1,0 +1,90 @@
+// The codec that an element format makes: checks, walking the pieces, error messages.
+#include "compression/internal/element_codec.h"
+
+#include <bit>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "compression/internal/runs.h"
+
+namespace tributary::compression {
+
+absl::Status RefuseElement(const std::string& codec, std::span<const float> x, uint32_t limit) {
+  for (size_t i = 0; i < x.size(); ++i) {
+    const uint32_t magnitude = std::bit_cast<uint32_t>(x[i]) & 0x7FFFFFFF;
+    if (magnitude < limit) continue;
+    if (magnitude >= 0x7F800000) {
+      return absl::InvalidArgumentError(absl::StrCat(codec, ": element ", i, " of ", x.size(),
+                                                     " is ", x[i],
+                                                     "; only finite numbers can be encoded"));
+    }
+    return absl::InvalidArgumentError(
+        absl::StrCat(codec, ": element ", i, " of ", x.size(), " is ", x[i],
+                     ", too large for this format; clip the update or choose codec fp32"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckLength(const Codec& codec, const PiecedBytes& payload, uint64_t n) {
+  // Every element takes a byte or more, so a claim beyond the payload is refused before n is
+  // multiplied by anything.
+  if (n <= payload.size() && codec.EncodedBytes(n) == payload.size()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      codec.capabilities().name, " payload: ", payload.size(), " bytes do not hold ", n,
+      " elements", n <= payload.size() ? absl::StrCat(", which take ", codec.EncodedBytes(n)) : "",
+      "; the payload is cut short, too long, or of another codec"));
+}
+
+absl::Status ElementCodec::Encode(std::span<const float> x, const EncodeContext&,
+                                  std::vector<uint8_t>* out, std::span<float> residual) const {
+  if (MaxMagnitudeOf(x.data(), x.size()) >= format_.first_overflow) {
+    return RefuseElement(format_.capabilities.name, x, format_.first_overflow);
+  }
+  format_.append(x, out, residual.empty() ? nullptr : residual.data());
+  return absl::OkStatus();
+}
+
+absl::Status ElementCodec::Validate(const PiecedBytes& payload, uint64_t n, double bound) const {
+  RETURN_IF_ERROR(CheckLength(*this, payload, n));
+  const int64_t limit = LargestBitsAtMost(bound, format_.largest_finite, format_.value);
+  absl::Status status;
+  ForEachRun(payload, 0, format_.width, n, [&](const uint8_t* p, uint64_t units, uint64_t done) {
+    if (static_cast<int64_t>(format_.max_magnitude(p, units)) <= limit) return true;
+    uint64_t i = 0;
+    while (static_cast<int64_t>(format_.bits(p + i * format_.width)) <= limit) ++i;
+    float value;
+    format_.decode(p + i * format_.width, 1, &value);
+    status = absl::InvalidArgumentError(absl::StrCat(
+        format_.capabilities.name, " payload: element ", done + i, " of ", n,
+        format_.bits(p + i * format_.width) > format_.largest_finite
+            ? std::string(" is infinite or not a number; the client's training diverged")
+            : absl::StrCat(" is ", value, ", beyond the bound ", bound,
+                           "; clip the update or configure a larger bound")));
+    return false;
+  });
+  return status;
+}
+
+void ElementCodec::Fold(const PiecedBytes& payload, uint64_t begin, uint64_t count,
+                        const GridFold& grid, int64_t* acc) const {
+  const FoldArgs args = MakeFoldArgs(grid, [&](double limit) {
+    return LargestBitsAtMost(limit, format_.largest_finite, format_.value);
+  });
+  ForEachRun(payload, begin * format_.width, format_.width, count,
+             [&](const uint8_t* p, uint64_t units, uint64_t done) {
+               format_.fold(p, units, args, acc + done);
+               return true;
+             });
+}
+
+void ElementCodec::Decode(const PiecedBytes& payload, std::span<float> out) const {
+  ForEachRun(payload, 0, format_.width, out.size(),
+             [&](const uint8_t* p, uint64_t units, uint64_t done) {
+               format_.decode(p, units, out.data() + done);
+               return true;
+             });
+}
+
+}  // namespace tributary::compression
