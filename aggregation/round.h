@@ -5,11 +5,12 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/container/flat_hash_set.h"
 #include "absl/time/time.h"
 
 namespace tributary::aggregation {
@@ -34,8 +35,8 @@ enum class Verdict { kAdmit, kDuplicate, kStale, kReject };
 
 struct Admission {
   Verdict verdict = Verdict::kReject;
-  std::string reason;   // UploadResponse.reason's word, for kStale and kReject
-  std::string message;
+  std::string reason{};   // UploadResponse.reason's word, for kStale and kReject
+  std::string message{};
   uint64_t ticket = 0;  // kAdmit: names this attempt in the calls that follow
   uint64_t replaces = 0;  // kAdmit: a ticket that this attempt supersedes, to be cancelled; 0: none
 };
@@ -61,7 +62,7 @@ struct Action {
     kClosed,  // no more is admitted and nothing is in flight: Result() is final
   };
   Kind kind;
-  std::string member;
+  std::string member{};
   uint64_t ticket = 0;
 };
 
@@ -120,11 +121,49 @@ class RoundMachine {
 
  private:
   enum class Phase { kIdle, kOpen, kClosing, kClosed };
-  struct State;  // one member's
+  struct State {  // one member's
+    bool aggregator = false;
+    bool present = false;
+    uint64_t epoch = 0;
+    Answer answer = Answer::kAwaited;
+    uint64_t ticket = 0;  // of the attempt under way, or of the one that counts
+    absl::Duration left_at = absl::ZeroDuration();
+  };
+  struct Attempt {
+    std::string member{};
+    int64_t weight = 0;
+    std::vector<std::string> clients{};  // ids it stands for: the member's own, or those behind an aggregator
+    bool committed = false;
+  };
+  using Actions = std::vector<Action>;
+
+  bool InCohortHere(const Member& member) const;
+  void SetAnswer(const std::string& id, State& state, Answer answer);
+  Admission Refuse(const std::string& reason, std::string message);
+  std::string CheckWeight(const State& state, const std::string& id, int64_t weight, std::string* reason) const;
+  void Free(uint64_t ticket);
+  void Free(absl::flat_hash_map<uint64_t, Attempt>::iterator attempt);
+  bool QuorumReached() const;
+  void CloseIfDue(absl::Duration now, Actions* actions);
+  void StartClosing(Actions* actions);
+  void FinishClosing(Actions* actions);
+
   RoundPlan plan_;
   Phase phase_ = Phase::kIdle;
-  uint64_t weight_ = 0;
-  // Further private state is the implementation's.
+  uint64_t weight_ = 0;    // committed and reserved
+  uint64_t clients_ = 0;   // the same, counted in clients
+  uint64_t accepted_ = 0;  // clients folded, or behind reports
+  uint64_t folding_ = 0;   // attempts
+  absl::Duration deadline_;
+  uint64_t next_ticket_ = 1;
+  absl::flat_hash_map<std::string, State> members_;
+  absl::flat_hash_map<uint64_t, Attempt> attempts_;         // under way and folded
+  absl::flat_hash_map<std::string, uint64_t> counted_;      // client id -> the ticket that stands for it
+  std::set<std::pair<absl::Duration, std::string>> away_;   // awaited members whose session ended, by grace expiry
+  uint64_t awaited_ = 0;   // members in kAwaited, kUploading or kFolding
+  uint64_t answered_ = 0;  // members in kAccepted, kRejected or kDeclined
+  std::map<std::string, uint64_t> rejected_;
+  uint64_t late_ = 0;
 };
 
 }  // namespace tributary::aggregation

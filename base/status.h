@@ -18,6 +18,9 @@ inline absl::Status Annotate(const absl::Status& status, std::string_view contex
                                                   ": ", status.message()));
 }
 
+// The message as a std::string: for loggers, which do not know Abseil's string_view.
+inline std::string Text(const absl::Status& status) { return std::string(status.message()); }
+
 }  // namespace tributary
 
 #define TRIBUTARY_CONCAT_INNER_(a, b) a##b

@@ -199,7 +199,7 @@ void Collector::Report(const std::string& id, Child& child, const v1::Report& re
     if (status.ok()) {
       clients = child.aggregator ? report.contributors() : 1;
     } else {
-      spdlog::warn("metrics of \"{}\" for round {} dropped: {}", id, report.round(), status.message());
+      spdlog::warn("metrics of \"{}\" for round {} dropped: {}", id, report.round(), Text(status));
     }
   }
   Act(machine_->Reported(id, child.epoch, clients, loop_->Now()));

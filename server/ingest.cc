@@ -47,7 +47,7 @@ void Collector::OnPartialComplete(std::shared_ptr<IncomingPartial> partial,
 }
 void Collector::OnPartialBroken(std::shared_ptr<IncomingPartial> partial, absl::Status why) {
   loop_->Post([this, partial = std::move(partial), why = std::move(why)] {
-    spdlog::warn("the partial sum of \"{}\" broke off: {}", partial->header().id(), why.message());
+    spdlog::warn("the partial sum of \"{}\" broke off: {}", partial->header().id(), Text(why));
     if (!tickets_.contains(partial->ticket)) return;
     EndTicket(partial->ticket);
     if (machine_ != nullptr) Act(machine_->Aborted(partial->ticket, loop_->Now()));
@@ -179,7 +179,7 @@ void Collector::UploadComplete(const std::shared_ptr<Upload>& upload,
   google::protobuf::RepeatedPtrField<v1::MetricSum> trial = metrics_;
   const absl::Status status = metrics.ok() ? aggregation::MergeMetrics(*metrics, &trial) : metrics.status();
   if (!status.ok()) {
-    upload->Reply(Answer(v1::UploadResponse::REJECTED, "malformed", std::string(status.message())));
+    upload->Reply(Answer(v1::UploadResponse::REJECTED, "malformed", Text(status)));
     RefuseTicket(ticket, "malformed");
     return;
   }
@@ -220,7 +220,7 @@ void Collector::Folded(uint64_t ticket) {
   Ticket done = std::move(it->second);
   // Checked before it was folded; what came in since can only fail at the caps, which drop this one's metrics.
   if (const absl::Status status = aggregation::MergeMetrics(done.metrics, &metrics_); !status.ok()) {
-    spdlog::warn("metrics dropped: {}", status.message());
+    spdlog::warn("metrics dropped: {}", Text(status));
   }
   EndTicket(ticket);
   if (done.upload != nullptr) done.upload->Reply(Answer(v1::UploadResponse::ACCEPTED, "", ""));

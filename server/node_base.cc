@@ -73,7 +73,7 @@ void NodeBase::Hangup(absl::Duration until) {
 
 void NodeBase::Publish(RoundReport report) {
   report.node = options_.config.node.name;
-  if (const absl::Status status = rounds_file_->Append(report); !status.ok()) spdlog::error("{}", status.message());
+  if (const absl::Status status = rounds_file_->Append(report); !status.ok()) spdlog::error("{}", Text(status));
   if (options_.on_round) options_.on_round(report);
 }
 

@@ -152,7 +152,7 @@ class Rack final : public NodeBase, public UplinkHandler {
     pending_.reset();
     auto grid = aggregation::Grid::FromProto(spec.grid());
     if (!grid.ok()) {
-      spdlog::error("round {}: {}", spec.round(), grid.status().message());
+      spdlog::error("round {}: {}", spec.round(), Text(grid.status()));
       Decline(spec, std::string(grid.status().message()));
       return;
     }
@@ -164,7 +164,7 @@ class Rack final : public NodeBase, public UplinkHandler {
     const absl::Status status =
         collector_->Begin(spec, *grid, 1, absl::Seconds(c_.straggler.rejoin_grace_s), model_);
     if (!status.ok()) {
-      Decline(spec, std::string(status.message()));
+      Decline(spec, Text(status));
     } else if (collector_->Count().clients == 0) {
       // After a restart the clients may be on their way back; an empty rack must not hold its parent up.
       loop_.PostAfter(absl::Seconds(c_.straggler.rejoin_grace_s), [this, number = spec.round()] {
@@ -251,7 +251,7 @@ class Rack final : public NodeBase, public UplinkHandler {
 
   void Forwarded(uint64_t round, const absl::Status& status, double seconds) {
     if (!status.ok()) {
-      spdlog::warn("forwarding round {}: {}", round, status.message());
+      spdlog::warn("forwarding round {}: {}", round, Text(status));
       return;
     }
     // Half of it new: one slow round does not shorten all that follow.

@@ -199,7 +199,7 @@ class Root final : public NodeBase {
     const uint32_t minimum = kind == v1::TRAIN && c_.cohort.fraction >= 1 ? c_.cohort.minimum : 1;
     const absl::Status status =
         collector_->Begin(spec_, grid_, minimum, absl::Seconds(c_.straggler.rejoin_grace_s), model_);
-    if (!status.ok()) End(v1::Stop::FAILED, std::string(status.message()), status);
+    if (!status.ok()) End(v1::Stop::FAILED, Text(status), status);
   }
 
   void RoundClosed(CollectedRound round) override {

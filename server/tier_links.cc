@@ -89,7 +89,7 @@ class ChildLink {
  private:
   void Receive() {
     const absl::Status why = ReceiveUntilError();
-    spdlog::info("link of \"{}\" ended: {}", hello_.id(), why.message());
+    spdlog::info("link of \"{}\" ended: {}", hello_.id(), Text(why));
     if (incoming_ != nullptr) handler_->OnPartialBroken(incoming_, why);
     Cancel("the receiver has ended");
     over_ = true;
@@ -194,7 +194,7 @@ class ChildLink {
             return cancelled_;
           });
       if (!status.ok()) {
-        spdlog::warn("model {} to \"{}\": {}", model->version, hello_.id(), status.message());
+        spdlog::warn("model {} to \"{}\": {}", model->version, hello_.id(), Text(status));
         Cancel("the model could not be sent");
         return;
       }
@@ -298,7 +298,7 @@ class FabricTierLinks final : public TierLinks {
     while (true) {
       auto link = listener_->Accept(absl::InfiniteFuture());
       if (!link.ok()) {
-        if (!absl::IsCancelled(link.status())) spdlog::error("link listener: {}", link.status().message());
+        if (!absl::IsCancelled(link.status())) spdlog::error("link listener: {}", Text(link.status()));
         return;
       }
       v1::TierHello hello;

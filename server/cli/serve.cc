@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "compression/codec.h"
 #include "server/cli/commands.h"
 #include "server/node.h"
@@ -16,7 +17,7 @@ namespace tributary::cli {
 namespace {
 
 int Fail(int code, const absl::Status& status) {
-  std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
+  std::fprintf(stderr, "%s\n", Text(status).c_str());
   return code;
 }
 
@@ -78,7 +79,7 @@ int Serve(const ServeOptions& options) {
   pthread_kill(watcher.native_handle(), SIGUSR1);
   watcher.join();
   if (!status.ok()) {
-    spdlog::error("ended: {}", status.message());
+    spdlog::error("ended: {}", Text(status));
     return 1;
   }
   spdlog::info("ended");

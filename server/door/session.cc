@@ -57,7 +57,7 @@ void SessionReactor::OnReadDone(bool ok) {
   last_heard_ = absl::ToInt64Nanoseconds(MonotonicNow());
   if (!joined_) {
     if (const absl::Status status = CheckJoin(); !status.ok()) {
-      FinishWith(grpc::Status(static_cast<grpc::StatusCode>(status.code()), std::string(status.message())));
+      FinishWith(grpc::Status(static_cast<grpc::StatusCode>(status.code()), Text(status)));
       return;
     }
     join_ = std::move(*request_.mutable_join());
