@@ -1,16 +1,17 @@
-// A round as a pure state machine: who is in, who has sent, when it closes. No threads, sockets, files or
-// clock inside: events in, actions out; the same for a root and a rack, for real sockets and virtual time.
+// A round as a pure state machine: who is in, who has sent, when it closes. No threads, sockets,
+// files or clock inside: events in, actions out; the same for a root and a rack, for real sockets
+// and virtual time.
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/node_hash_map.h"
 #include "absl/time/time.h"
 
 namespace tributary::aggregation {
@@ -18,26 +19,32 @@ namespace tributary::aggregation {
 struct RoundPlan {
   uint64_t round = 0;
   uint64_t seed = 0;
-  double cohort_fraction = 1;   // clients whose seeded hash is under it are in; aggregators always are
-  double quorum = 1;            // share of the awaited members whose answer closes the round early; (0, 1]
-  uint32_t minimum = 1;         // accepted clients (those behind partial sums count) for success
-  uint32_t maximum = 0;         // most clients admitted; 0: no limit
+  double cohort_fraction = 1;  // clients whose seeded hash is under it are in; aggregators always
+  // Share of the awaited members (the given up ones left out) whose answer closes the round early;
+  // (0, 1]. An answer is an accepted update, a refusal or a report.
+  double quorum = 1;
+  uint32_t minimum = 1;  // accepted clients (those behind partial sums count) for success
+  uint32_t maximum = 0;  // most clients admitted; so many accepted close the round; 0: no limit
   absl::Duration deadline = absl::Minutes(10);     // from Begin
   absl::Duration rejoin_grace = absl::Seconds(5);  // a member that left is awaited this long
-  uint64_t max_weight = 1 << 20;         // W_max of this node
-  uint64_t max_client_weight = 1 << 20;  // of one update
+  uint64_t max_weight = 1 << 20;                   // W_max of this node
+  uint64_t max_client_weight = 1 << 20;            // of one update
 };
 
-// Is this client in the round's cohort? Depends on nothing but (seed, round, id): the tree has no say.
+// Is this client in the round's cohort? Depends on nothing but (seed, round, id): the tree has no
+// say. SeededHash(seed, "cohort", "<round>/<id>") < fraction * 2^64; nobody for 0 or NaN, everybody
+// from 1 on.
 bool InCohort(uint64_t seed, uint64_t round, const std::string& id, double fraction);
 
 enum class Verdict { kAdmit, kDuplicate, kStale, kReject };
 
 struct Admission {
   Verdict verdict = Verdict::kReject;
-  std::string reason{};   // UploadResponse.reason's word, for kStale and kReject
+  // UploadResponse.reason's word. kStale: "round". kReject: "session", "cohort", "weight", "full",
+  // "malformed" (an aggregator that names no clients) or "duplicate_clients".
+  std::string reason{};
   std::string message{};
-  uint64_t ticket = 0;  // kAdmit: names this attempt in the calls that follow
+  uint64_t ticket = 0;    // kAdmit: names this attempt in the calls that follow
   uint64_t replaces = 0;  // kAdmit: a ticket that this attempt supersedes, to be cancelled; 0: none
 };
 
@@ -45,12 +52,12 @@ struct Admission {
 enum class Answer { kAwaited, kUploading, kFolding, kAccepted, kRejected, kDeclined, kGone };
 
 struct RoundResult {
-  bool success = false;        // accepted clients >= minimum
-  std::string why_not;         // names the numbers
-  uint64_t weight = 0;         // W
-  uint64_t clients = 0;        // accepted, those behind partial sums among them
-  std::vector<std::string> children;      // direct members whose contribution is in, ascending
-  std::vector<std::string> contributors;  // client ids, ascending
+  bool success = false;                      // accepted clients >= minimum
+  std::string why_not;                       // names the numbers
+  uint64_t weight = 0;                       // W
+  uint64_t clients = 0;                      // accepted, those behind partial sums among them
+  std::vector<std::string> children;         // direct members whose contribution is in, ascending
+  std::vector<std::string> contributors;     // client ids, ascending
   std::map<std::string, uint64_t> rejected;  // by reason, this node's own and those reported below
   uint64_t late = 0;
 };
@@ -66,7 +73,11 @@ struct Action {
   uint64_t ticket = 0;
 };
 
-// Not thread-safe: the driver holds a lock. `now` is monotonic and never goes back.
+// Not thread-safe: the driver holds a lock. `now` is monotonic and never goes back. After every
+// call, Offer too, NextTimer() may have changed. Calls with tickets, epochs or ids that mean
+// nothing any more are ignored, and so is everything before Begin. What returns actions first lets
+// the timers that `now` has passed happen. Work per call does not grow with the members, except
+// where the round closes and where a list is returned.
 class RoundMachine {
  public:
   struct Member {
@@ -76,21 +87,33 @@ class RoundMachine {
   };
 
   explicit RoundMachine(const RoundPlan& plan) : plan_(plan) {}
+  RoundMachine(const RoundMachine&) = delete;
+  RoundMachine& operator=(const RoundMachine&) = delete;
 
-  // Starts with the members present. Those in the cohort get a task.
+  // Starts with the members present. Those in the cohort get a task. Never closes by itself: where
+  // there are members and none is in the cohort, NextTimer() is due at once; without any member,
+  // joiners are waited for until the deadline.
   std::vector<Action> Begin(const std::vector<Member>& members, absl::Duration now);
 
-  // A member joined, or joined again with a larger epoch (its uploads in flight are aborted; when its
-  // update is not in yet it gets the task again). Not in the cohort: ignored.
+  // A member joined, or joined again. It gets the task unless its update is in. With a larger epoch
+  // its upload in flight is aborted, and a refusal or decline of its former life is forgotten; with
+  // the same epoch both stand, and it gets the task only if it is still awaited. Older epochs and
+  // who is not in the cohort: ignored.
   std::vector<Action> Joined(const Member& member, absl::Duration now);
-  // Its session ended: awaited for rejoin_grace, then given up. An older epoch than the current is ignored.
+  // Its session ended: awaited for rejoin_grace, then given up. An upload in flight may outlive the
+  // session and still count; only when it breaks off is the member given up. Another epoch than the
+  // current is ignored.
   std::vector<Action> Left(const std::string& id, uint64_t epoch, absl::Duration now);
 
-  // An upload or a partial sum wants in. `clients`: ids behind it, for an aggregator; empty for a client.
+  // An upload or a partial sum wants in. `clients`: ids behind it, for an aggregator; empty for a
+  // client. An admitted one holds its weight and clients until Aborted, Refused or the close. Any
+  // refusal except "session" and "cohort" is the member's answer (it may offer again while the
+  // round is open); where that completes the quorum, NextTimer() is due at once. A member that is
+  // in is a duplicate, after the close too.
   Admission Offer(const std::string& id, uint64_t epoch, uint64_t round, int64_t weight,
                   const std::vector<std::string>& clients, absl::Duration now);
-  // It is received and valid, and now goes to the workers: from here it counts. False where the round has
-  // closed meanwhile, or the ticket was replaced: drop it (STALE).
+  // It is received and valid, and now goes to the workers: from here it counts. False where the
+  // round has closed meanwhile, or the ticket was replaced: drop it (STALE).
   bool Commit(uint64_t ticket);
   // The workers are through with it.
   std::vector<Action> Folded(uint64_t ticket, absl::Duration now);
@@ -99,71 +122,96 @@ class RoundMachine {
   // It was refused for good, with a reason: the member is not awaited any more.
   std::vector<Action> Refused(uint64_t ticket, const std::string& reason, absl::Duration now);
   // The member answered without an update (declined, an empty rack, an evaluation report).
-  // `clients`: client ids or count behind an evaluation report; 0 for a decline.
-  std::vector<Action> Reported(const std::string& id, uint64_t epoch, uint64_t clients, absl::Duration now);
+  // `clients`: how many are behind an evaluation report; 0 for a decline. Ignored where it has
+  // answered.
+  std::vector<Action> Reported(const std::string& id, uint64_t epoch, uint64_t clients,
+                               absl::Duration now);
   // What children say they refused; goes to Result().
   void CountBelow(const std::map<std::string, uint64_t>& rejected, uint64_t late);
   // An offer refused before a ticket was given, with its reason, is counted by Offer itself.
 
   // Time has come (or passed) NextTimer().
   std::vector<Action> Timer(absl::Duration now);
-  std::optional<absl::Duration> NextTimer() const;  // nullopt once closed
+  // The earliest of the deadline and what is left of the rejoin graces; nullopt unless open.
+  std::optional<absl::Duration> NextTimer() const;
 
-  // Closes now (shutdown, or the parent's word): in-flight uploads are aborted, folds are waited for.
+  // Closes now (shutdown, or the parent's word): uploads in flight are aborted, folds are waited
+  // for.
   std::vector<Action> CloseNow(absl::Duration now);
 
-  bool open() const { return phase_ == Phase::kOpen; }      // admits
+  bool open() const { return phase_ == Phase::kOpen; }  // admits
   bool closed() const { return phase_ == Phase::kClosed; }
-  Answer AnswerOf(const std::string& id) const;             // kGone where unknown
-  std::vector<std::string> Awaited() const;                 // ids, ascending, for the log
-  RoundResult Result() const;                               // once closed
-  uint64_t weight() const { return weight_; }
+  Answer AnswerOf(const std::string& id) const;  // kGone where unknown or not in the cohort
+  std::vector<std::string> Awaited() const;      // ids without an answer, ascending, for the log
+  RoundResult Result() const;                    // once closed; only `late` still grows
+  uint64_t weight() const { return weight_; }    // of the committed
 
  private:
   enum class Phase { kIdle, kOpen, kClosing, kClosed };
   struct State {  // one member's
-    bool aggregator = false;
-    bool present = false;
     uint64_t epoch = 0;
-    Answer answer = Answer::kAwaited;
-    uint64_t ticket = 0;  // of the attempt under way, or of the one that counts
-    absl::Duration left_at = absl::ZeroDuration();
+    uint64_t ticket = 0;  // its attempt in flight; 0: none
+    uint64_t order = 0;   // of its first appearance; makes ties between timers deterministic
+    absl::Duration given_up_at = absl::InfiniteDuration();  // finite: it is in graces_
+    Answer answer = Answer::kGone;
+    bool aggregator = false;
+    bool in_cohort = false;  // else only known, so that an offer gets the right reason
+    bool present = false;    // has a session
   };
-  struct Attempt {
-    std::string member{};
-    int64_t weight = 0;
-    std::vector<std::string> clients{};  // ids it stands for: the member's own, or those behind an aggregator
-    bool committed = false;
+  using Entry = std::pair<const std::string, State>;
+  struct Attempt {  // admitted and not yet through the workers
+    Entry* member = nullptr;
+    uint64_t weight = 0;
+    std::vector<std::string> clients{};  // its own id, for a client
+    bool folding = false;
   };
   using Actions = std::vector<Action>;
 
-  bool InCohortHere(const Member& member) const;
-  void SetAnswer(const std::string& id, State& state, Answer answer);
-  Admission Refuse(const std::string& reason, std::string message);
-  std::string CheckWeight(const State& state, const std::string& id, int64_t weight, std::string* reason) const;
-  void Free(uint64_t ticket);
-  void Free(absl::flat_hash_map<uint64_t, Attempt>::iterator attempt);
-  bool QuorumReached() const;
-  void CloseIfDue(absl::Duration now, Actions* actions);
-  void StartClosing(Actions* actions);
-  void FinishClosing(Actions* actions);
+  void Enter(const Member& member, Actions* actions);
+  void SetAnswer(Entry& member, Answer answer);
+  void StartGrace(Entry& member);
+  void StopGrace(Entry& member);
+  void Release(uint64_t ticket);  // frees what an attempt holds
+  void AbortAttempt(uint64_t ticket, Actions* actions);
+  uint64_t Needed() const;  // answers for the quorum
+  bool CloseDue() const;
+  void Advance(absl::Duration now, Actions* actions);
+  void Close(Actions* actions);
+  void FinishIfDrained(Actions* actions);
+  Admission Stale(const std::string& message);
+  Admission Reject(const std::string& reason, const std::string& message);
+  Admission Answered(Entry& member, Admission refusal);
+  std::optional<Admission> CheckSession(const std::string& id, uint64_t epoch, absl::Duration now);
+  std::optional<Admission> CheckRoom(Entry& member, int64_t weight,
+                                     const std::vector<std::string>& clients);
+  std::optional<Admission> CheckClients(Entry& member, const std::vector<std::string>& clients);
+  Admission Admit(Entry& member, uint64_t weight, std::vector<std::string> clients);
+  void CountRejected(const std::string& reason, uint64_t count);
+  std::string WhyNot() const;
 
   RoundPlan plan_;
   Phase phase_ = Phase::kIdle;
-  uint64_t weight_ = 0;    // committed and reserved
-  uint64_t clients_ = 0;   // the same, counted in clients
-  uint64_t accepted_ = 0;  // clients folded, or behind reports
-  uint64_t folding_ = 0;   // attempts
-  absl::Duration deadline_;
-  uint64_t next_ticket_ = 1;
-  absl::flat_hash_map<std::string, State> members_;
-  absl::flat_hash_map<uint64_t, Attempt> attempts_;         // under way and folded
-  absl::flat_hash_map<std::string, uint64_t> counted_;      // client id -> the ticket that stands for it
-  std::set<std::pair<absl::Duration, std::string>> away_;   // awaited members whose session ended, by grace expiry
-  uint64_t awaited_ = 0;   // members in kAwaited, kUploading or kFolding
-  uint64_t answered_ = 0;  // members in kAccepted, kRejected or kDeclined
+  absl::Duration now_ = absl::ZeroDuration();  // the latest seen
+  absl::Duration deadline_at_ = absl::InfiniteDuration();
+  absl::node_hash_map<std::string, State> members_;  // its nodes stay where they are
+  std::map<uint64_t, Attempt> attempts_;  // by ticket; ordered, for the order of the aborts
+  absl::flat_hash_map<std::string, Entry*>
+      claims_;  // client id -> the member that it is counted under
+  std::map<std::pair<absl::Duration, uint64_t>, Entry*> graces_;  // by (given_up_at, order)
   std::map<std::string, uint64_t> rejected_;
+  uint64_t next_ticket_ = 1;
   uint64_t late_ = 0;
+  bool had_members_ = false;  // somebody to wait for, or to know that there is nobody
+  // Members in the cohort: all that ever were, and of them
+  uint64_t cohort_ = 0;
+  uint64_t gone_ = 0;
+  uint64_t answered_ = 0;  // accepted, rejected, declined
+  uint64_t folding_ = 0;
+  // Client counts and weights; what is held includes uploads in flight.
+  uint64_t held_weight_ = 0;
+  uint64_t weight_ = 0;
+  uint64_t held_clients_ = 0;
+  uint64_t accepted_clients_ = 0;
 };
 
 }  // namespace tributary::aggregation
