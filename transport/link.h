@@ -1,19 +1,24 @@
-// A link: a reliable, ordered, bidirectional connection between two aggregators that lends chunks of
-// memory. Knows nothing of learning. Backends (tcp, sim; later shm, roce) hide behind Fabric.
+// A link: a reliable, ordered, bidirectional connection between two aggregators that lends chunks
+// of memory. Knows nothing of learning. Backends (tcp, sim; later shm, roce) hide behind Fabric.
 //
 // Sending:   Borrow(deadline) -> fill data -> Send. Borrow waits until the peer has granted a slot.
 // Receiving: Receive(deadline) -> read in place -> drop the chunk. Dropping IS the credit: the peer
-//            may then send one more. So many-to-one bursts are paced by the receiver and nothing is lost.
-// Failure:   the first error is sticky, wakes every waiter and names the peer. Close is orderly: what was
+//            may then send one more. So many-to-one bursts are paced by the receiver and nothing is
+//            lost.
+// Failure:   the first error is sticky, wakes every waiter and names the peer. Close is orderly:
+// what was
 //            sent before it arrives, then the peer's Receive says OUT_OF_RANGE ("end of stream").
-// Threads:   all methods may be called from any thread; one sender and one receiver at a time per link
+// Threads:   all methods may be called from any thread; one sender and one receiver at a time per
+// link
 //            give order, several senders get some order between them.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -36,7 +41,8 @@ struct ChunkTag {
 
 class ChunkOwner;
 
-// A lease on one slot. Move-only; destroying it returns the slot (and, when received, grants credit).
+// A lease on one slot. Move-only; destroying it returns the slot (and, when received, grants
+// credit).
 class Chunk {
  public:
   Chunk() = default;
@@ -67,13 +73,15 @@ class Chunk {
   ChunkTag tag_;
 };
 
-// Implemented by backends; outlives its chunks (backends keep themselves alive while leases are out).
+// Implemented by backends; outlives its chunks (backends keep themselves alive while leases are
+// out).
 class ChunkOwner {
  public:
   virtual ~ChunkOwner() = default;
   virtual void Return(uint32_t slot) = 0;
 
  protected:
+  static const ChunkOwner* OwnerOf(const Chunk& chunk) { return chunk.owner_; }
   static uint32_t SlotOf(const Chunk& chunk) { return chunk.slot_; }
   // Ends the lease without Return: the backend takes the slot over (Send).
   static uint32_t Release(Chunk& chunk) {
@@ -87,53 +95,65 @@ struct LinkStats {
   uint64_t bytes_received = 0;  // payload
   uint64_t chunks_sent = 0;
   uint64_t chunks_received = 0;
-  uint64_t retransmits = 0;     // where the backend can tell (TCP_INFO)
+  uint64_t retransmits = 0;  // where the backend can tell (TCP_INFO)
 };
 
 class Link {
  public:
   virtual ~Link() = default;  // as Cancel("destroyed"), then waits for the backend's threads
 
-  // A slot to fill. DEADLINE_EXCEEDED names the peer and says that it granted no credit; the sticky error otherwise.
+  // A slot to fill. DEADLINE_EXCEEDED names the peer and says that it granted no credit; the sticky
+  // error otherwise.
   virtual absl::StatusOr<Chunk> Borrow(absl::Time deadline) = 0;
-  // Queues a borrowed chunk of this link; returns before it is on the wire. INVALID_ARGUMENT for another link's chunk.
+  // Queues a borrowed chunk of this link; returns before it is on the wire. INVALID_ARGUMENT for
+  // another link's chunk.
   virtual absl::Status Send(Chunk chunk) = 0;
-  // The next chunk in order. OUT_OF_RANGE after the peer's orderly Close; DATA_LOSS on a bad CRC32C.
+  // The next chunk in order. OUT_OF_RANGE after the peer's orderly Close; DATA_LOSS on a bad
+  // CRC32C.
   virtual absl::StatusOr<Chunk> Receive(absl::Time deadline) = 0;
-  // Flushes, tells the peer, and closes our sending side. Our Receive goes on until the peer closes too.
+  // Flushes, tells the peer, and closes our sending side. Our Receive goes on until the peer closes
+  // too.
   virtual absl::Status Close(absl::Time deadline) = 0;
   // At once: every waiter on both sides gets CANCELLED/UNAVAILABLE with `why`.
   virtual void Cancel(const std::string& why) = 0;
 
-  virtual absl::Status status() const = 0;       // OK, or the sticky error
-  virtual size_t chunk_bytes() const = 0;        // capacity of each slot, the same on both sides
-  virtual std::string peer() const = 0;          // the peer's name from its hello
-  virtual std::string hello() const = 0;         // the peer's application hello bytes
+  virtual absl::Status status() const = 0;         // OK, or the sticky error
+  virtual size_t chunk_bytes() const = 0;          // capacity of each slot, the same on both sides
+  virtual std::string peer() const = 0;            // the peer's name from its hello
+  virtual std::string hello() const = 0;           // the peer's application hello bytes
   virtual std::string_view transport() const = 0;  // "tcp", "sim"
   virtual LinkStats stats() const = 0;
 };
 
 struct LinkOptions {
-  std::string name;                 // ours, told to the peer; shown in its errors
-  std::string hello;                // application bytes for the peer's Link::hello(); at most 64 KiB
-  size_t chunk_bytes = (size_t{1} << 20) + 4096;  // slot capacity; both sides must agree (the hello is checked)
-  uint32_t slots = 8;               // receive slots granted to the peer, and send slots; 1..1024
-  uint32_t lanes = 2;               // tcp: data sockets per link, 1..16
-  absl::Duration connect_timeout = absl::Seconds(10);   // for the whole set-up, either side
-  absl::Duration heartbeat = absl::Seconds(1);          // on the control socket
-  int heartbeats_missed = 5;                             // then the peer is declared dead
-  absl::Duration progress_timeout = absl::Seconds(60);  // a send that moves nothing for this long fails
+  std::string name;   // ours, told to the peer; shown in its errors
+  std::string hello;  // application bytes for the peer's Link::hello(); at most 64 KiB
+  size_t chunk_bytes =
+      (size_t{1} << 20) + 4096;  // slot capacity; both sides must agree (the hello is checked)
+  uint32_t slots = 8;            // receive slots granted to the peer, and send slots; 1..1024
+  uint32_t lanes = 2;            // tcp: data sockets per link, 1..16
+  absl::Duration connect_timeout = absl::Seconds(10);  // for the whole set-up, either side
+  absl::Duration heartbeat = absl::Seconds(1);         // on the control socket
+  int heartbeats_missed = 5;                           // then the peer is declared dead
+  absl::Duration progress_timeout =
+      absl::Seconds(60);  // a send that moves nothing for this long fails
+  // For fault injection only: called with each outgoing chunk's sequence number and payload after
+  // its CRC32C was computed, from a thread of the backend; what it changes is damage on the wire.
+  std::function<void(uint64_t sequence, uint8_t* payload, size_t bytes)> damage;
 };
 
 // Accepts links. Destroying it stops accepting; links already made live on.
 class Listener {
  public:
   virtual ~Listener() = default;
-  // The next link, set up and said hello to. A bad hello is answered, logged, counted and never returned here.
+  // The next link, set up and said hello to. A bad hello is answered, logged, counted and never
+  // returned here.
   virtual absl::StatusOr<std::unique_ptr<Link>> Accept(absl::Time deadline) = 0;
   virtual std::string address() const = 0;  // what peers pass to Connect, e.g. "10.0.0.5:7071"
   // Wakes Accept with CANCELLED; further calls too.
   virtual void Cancel() = 0;
+  // Connections answered with a refusal, or dropped for silence, since the start.
+  virtual uint64_t refused() const = 0;
 };
 
 // One transport backend.
@@ -142,8 +162,10 @@ class Fabric {
   virtual ~Fabric() = default;
   virtual std::string_view name() const = 0;  // "tcp", "sim"
   // tcp: "host:port", port 0 for any free one.
-  virtual absl::StatusOr<std::unique_ptr<Listener>> Listen(const std::string& address, const LinkOptions& options) = 0;
-  virtual absl::StatusOr<std::unique_ptr<Link>> Connect(const std::string& address, const LinkOptions& options) = 0;
+  virtual absl::StatusOr<std::unique_ptr<Listener>> Listen(const std::string& address,
+                                                           const LinkOptions& options) = 0;
+  virtual absl::StatusOr<std::unique_ptr<Link>> Connect(const std::string& address,
+                                                        const LinkOptions& options) = 0;
 };
 
 }  // namespace tributary::transport

@@ -1,0 +1,23 @@
+// Chunk: the lease on a slot.
+#include "transport/link.h"
+
+namespace tributary::transport {
+
+Chunk& Chunk::operator=(Chunk&& other) noexcept {
+  if (this == &other) return *this;
+  if (owner_ != nullptr) owner_->Return(slot_);
+  owner_ = std::exchange(other.owner_, nullptr);
+  slot_ = other.slot_;
+  data_ = std::exchange(other.data_, nullptr);
+  size_ = std::exchange(other.size_, 0);
+  capacity_ = std::exchange(other.capacity_, 0);
+  kind_ = other.kind_;
+  tag_ = other.tag_;
+  return *this;
+}
+
+Chunk::~Chunk() {
+  if (owner_ != nullptr) owner_->Return(slot_);
+}
+
+}  // namespace tributary::transport
