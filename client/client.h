@@ -33,6 +33,7 @@ struct ClientOptions {
   absl::Duration backoff_max = absl::Seconds(5);
   absl::Duration give_up_after = absl::Minutes(10);      // without any connection: Run returns UNAVAILABLE
   uint32_t upload_attempts = 8;        // of one update, damaged or broken off
+  bool wants_model = true;             // false: tasks come with a null base; for senders of prepared updates
   bool own_connection = true;          // false: clients in one process with one endpoint share a connection
   std::string software = "tributary-client";
 };

@@ -111,6 +111,8 @@ struct Config {
   CompressionConfig compression;
   CheckpointConfig checkpoint;
   TrainingConfig training;
+  // Where keys stand in the file ("path:line:column"), by "section.key": for errors found later, such as a port in use.
+  std::map<std::string, std::string> where;
   bool is_root() const { return node.parent.empty(); }
 };
 

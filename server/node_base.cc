@@ -28,10 +28,18 @@ NodeBase::~NodeBase() {
 absl::Status NodeBase::OpenPorts() {
   const Config& config = options_.config;
   ASSIGN_OR_RETURN(rounds_file_, RoundsFile::Open(config.metrics.rounds_file));
-  ASSIGN_OR_RETURN(tier_, TierLinks::Start(config.transport, config.node.name, collector_.get()));
+  const auto at = [&](const char* key) {
+    const auto it = config.where.find(key);
+    return it == config.where.end() ? std::string(key) : it->second;
+  };
+  auto tier = TierLinks::Start(config.transport, config.node.name, collector_.get());
+  if (!tier.ok()) return Annotate(tier.status(), at("transport.listen"));
+  tier_ = *std::move(tier);
   collector_->AttachTier(tier_.get());
-  ASSIGN_OR_RETURN(door_, FrontDoor::Start({.listen = config.node.listen, .max_sessions = config.limits.max_sessions},
-                                           collector_.get(), collector_->shelf()));
+  auto door = FrontDoor::Start({.listen = config.node.listen, .max_sessions = config.limits.max_sessions},
+                               collector_.get(), collector_->shelf());
+  if (!door.ok()) return Annotate(door.status(), at("node.listen"));
+  door_ = *std::move(door);
   collector_->AttachDoor(door_.get());
   spdlog::info("\"{}\" listens on {} (port {}), links over {} on {}", config.node.name, config.node.listen,
                door_->port(), tier_->transport(), tier_->address());

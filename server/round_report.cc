@@ -29,6 +29,7 @@ std::string ToJson(const RoundReport& r) {
   json["committed"] = r.committed;
   if (!r.why_not.empty()) json["why_not"] = r.why_not;
   json["seconds"] = r.seconds;
+  json["collect_seconds"] = c.seconds;
   json["phases"] = {{"announce", c.phases.announce},     {"download", c.phases.download},
                     {"train_wait", c.phases.train_wait}, {"upload", c.phases.upload},
                     {"fold", c.phases.fold},             {"forward", c.phases.forward},

@@ -130,7 +130,7 @@ class GrpcUplink final : public Uplink {
         if (done_) return;
       }
       if (stopping()) return;
-      spdlog::warn("parent {}: {}; trying again", parent, status.message());
+      spdlog::warn("parent {}: {}; trying again", parent, Text(status));
       ++next;
       Backoff(&wait);
     }
@@ -302,7 +302,7 @@ class GrpcUplink final : public Uplink {
         shared->Cancel("the link has ended");
       }
       if (stopping()) return;
-      spdlog::warn("link to {}: {}; trying again", address, status.message());
+      spdlog::warn("link to {}: {}; trying again", address, Text(status));
       Backoff(&wait);
     }
   }

@@ -180,6 +180,7 @@ void Participant::Keep(std::vector<uint8_t> bytes, const std::string& sha256) {
 }
 
 absl::StatusOr<ModelBytes> Participant::FetchModel(v1::Task* task, const TaskKey& key) {
+  if (!options_.wants_model) return ModelBytes();
   if (model_ != nullptr && model_sha256_ == key.base_sha256 &&
       model_->size() == layout_->model_bytes()) {
     return model_;

@@ -18,7 +18,7 @@
 #include "absl/time/clock.h"
 #include "base/status.h"
 #include "server/cli/commands.h"
-#include "server/cli/process.h"
+#include "base/process.h"
 
 namespace tributary::cli {
 namespace {

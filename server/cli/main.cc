@@ -1,7 +1,61 @@
 // `tributary`: the aggregator and its tools.
 #include <CLI/CLI.hpp>
 
+#include "bench/commands.h"
 #include "server/cli/commands.h"
+
+namespace {
+
+using namespace tributary;
+
+// Options of `bench` and its subcommands, bound to storage that outlives parsing.
+struct Bench {
+  bench::KernelsOptions kernels;
+  bench::RoundOptions round;
+  bench::SinkOptions sink;
+  bench::SendersOptions senders;
+
+  void Add(CLI::App& app, int* code) {
+    auto* command = app.add_subcommand("bench", "benchmarks, each with the ceiling of the same run");
+    command->require_subcommand(1);
+    auto* k = command->add_subcommand("kernels", "codec kernels");
+    k->add_option("--json", kernels.json, "write the figures to this file");
+    k->callback([this, code] { *code = bench::Kernels(kernels); });
+
+    auto* r = command->add_subcommand("round", "whole rounds by real processes, without training");
+    r->add_option("--scenario", round.scenario)->check(CLI::IsMember({"ingest", "overhead", "sessions"}))->capture_default_str();
+    r->add_option("--clients", round.clients)->check(CLI::Range(1, 100000))->capture_default_str();
+    r->add_option("--model", round.model)->capture_default_str();
+    r->add_option("--codec", round.codec)->capture_default_str();
+    r->add_option("--topology", round.topology)->check(CLI::IsMember({"flat", "two-tier"}))->capture_default_str();
+    r->add_option("--racks", round.racks)->check(CLI::Range(1, 64))->capture_default_str();
+    r->add_option("--rounds", round.rounds)->check(CLI::Range(1, 1000))->capture_default_str();
+    r->add_option("--sender-processes", round.sender_processes)->check(CLI::Range(1, 64))->capture_default_str();
+    r->add_option("--inflight-mb", round.inflight_mb, "the aggregators' budget")->capture_default_str();
+    r->add_flag("!--no-memory", round.memory, "leave out the second run with 20 clients");
+    r->add_option("--out", round.out)->capture_default_str();
+    r->add_option("--json", round.json, "write the figures to this file");
+    r->callback([this, code] { *code = bench::Round(round); });
+
+    auto* s = command->add_subcommand("sink", "internal: the bare gRPC sink")->group("");
+    s->add_option("--port", sink.port);
+    s->add_option("--clients", sink.clients);
+    s->add_option("--rounds", sink.rounds);
+    s->add_option("--model", sink.model);
+    s->add_option("--codec", sink.codec);
+    s->callback([this, code] { *code = bench::Sink(sink); });
+
+    auto* c = command->add_subcommand("senders", "internal: clients that send a prepared update")->group("");
+    c->add_option("--endpoint", senders.endpoints)->required();
+    c->add_option("--first", senders.first);
+    c->add_option("--count", senders.count);
+    c->add_option("--model", senders.model);
+    c->add_option("--codec", senders.codec);
+    c->callback([this, code] { *code = bench::Senders(senders); });
+  }
+};
+
+}  // namespace
 
 int main(int argc, char** argv) {
   using namespace tributary::cli;
@@ -22,6 +76,9 @@ int main(int argc, char** argv) {
   check_command->callback([&] { code = Check(files); });
 
   app.add_subcommand("codecs", "list the codecs and what each can promise")->callback([&] { code = ListCodecs(); });
+
+  Bench bench;
+  bench.Add(app, &code);
 
   DemoOptions demo;
   auto* demo_command = app.add_subcommand("demo", "every tier on this machine, real training, a report");

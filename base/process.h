@@ -1,4 +1,4 @@
-// Child processes of the demo and the benches: started, watched, and never left behind.
+// Child processes of the demo, the benches and the tests: started, watched, and never left behind.
 #pragma once
 
 #include <sys/types.h>
@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
-namespace tributary::cli {
+namespace tributary {
 
 // Not thread-safe. A child dies with its parent (PR_SET_PDEATHSIG), however the parent ends.
 class Process {
@@ -30,19 +30,20 @@ class Process {
   // The exit code (128 + signal where it was killed). DEADLINE_EXCEEDED while it runs on.
   absl::StatusOr<int> Wait(absl::Duration limit);
   bool Running();
-  // From /proc: user + system CPU seconds, resident bytes. 0 where it is gone.
-  double CpuSeconds() const;
-  uint64_t ResidentBytes() const;
-  uint64_t PeakResidentBytes() const;
+  // Over its life, once Wait has returned its exit code; before that, 0.
+  double cpu_seconds() const { return cpu_seconds_; }          // user + system
+  uint64_t peak_resident_bytes() const { return peak_resident_bytes_; }
 
  private:
   Process() = default;
   pid_t pid_ = -1;
   int stdout_fd_ = -1;
   int exit_code_ = -1;
+  double cpu_seconds_ = 0;
+  uint64_t peak_resident_bytes_ = 0;
 };
 
 std::string SelfDirectory();          // where this executable lies
 absl::StatusOr<int> FreePort();       // a TCP port of 127.0.0.1 that nobody has now
 
-}  // namespace tributary::cli
+}  // namespace tributary

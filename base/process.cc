@@ -1,25 +1,25 @@
-// fork, exec, wait, and /proc.
-#include "server/cli/process.h"
+// fork, exec, wait.
+#include "base/process.h"
 
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 
 #include "absl/strings/str_cat.h"
 
-namespace tributary::cli {
+namespace tributary {
 
 absl::StatusOr<Process> Process::Start(const std::vector<std::string>& argv, const Options& options) {
   int fds[2] = {-1, -1};
@@ -66,6 +66,8 @@ Process& Process::operator=(Process&& other) noexcept {
   std::swap(pid_, other.pid_);
   std::swap(stdout_fd_, other.stdout_fd_);
   std::swap(exit_code_, other.exit_code_);
+  std::swap(cpu_seconds_, other.cpu_seconds_);
+  std::swap(peak_resident_bytes_, other.peak_resident_bytes_);
   return *this;
 }
 
@@ -96,41 +98,16 @@ absl::StatusOr<int> Process::Wait(absl::Duration limit) {
   close(fd);
   if (ready == 0) return absl::DeadlineExceededError(absl::StrCat("process ", pid_, " still runs"));
   int status = 0;
-  waitpid(pid_, &status, 0);
+  rusage usage = {};
+  wait4(pid_, &status, 0, &usage);
+  const auto seconds = [](const timeval& t) { return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6; };
+  cpu_seconds_ = seconds(usage.ru_utime) + seconds(usage.ru_stime);
+  peak_resident_bytes_ = static_cast<uint64_t>(usage.ru_maxrss) * 1024;
   exit_code_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   return exit_code_;
 }
 
 bool Process::Running() { return !Wait(absl::ZeroDuration()).ok(); }
-
-double Process::CpuSeconds() const {
-  std::ifstream file(absl::StrCat("/proc/", pid_, "/stat"));
-  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  const size_t after_name = text.rfind(')');
-  if (after_name == std::string::npos) return 0;
-  std::istringstream fields(text.substr(after_name + 1));
-  std::string word;
-  double user = 0, system = 0;
-  for (int i = 3; i <= 15 && fields >> word; ++i) {
-    if (i == 14) user = std::stod(word);
-    if (i == 15) system = std::stod(word);
-  }
-  return (user + system) / static_cast<double>(sysconf(_SC_CLK_TCK));
-}
-
-namespace {
-uint64_t StatusKb(pid_t pid, const std::string& key) {
-  std::ifstream file(absl::StrCat("/proc/", pid, "/status"));
-  std::string line;
-  while (std::getline(file, line)) {
-    if (line.rfind(key, 0) == 0) return std::stoull(line.substr(key.size()));
-  }
-  return 0;
-}
-}  // namespace
-
-uint64_t Process::ResidentBytes() const { return StatusKb(pid_, "VmRSS:") * 1024; }
-uint64_t Process::PeakResidentBytes() const { return StatusKb(pid_, "VmHWM:") * 1024; }
 
 std::string SelfDirectory() {
   std::error_code error;
@@ -154,4 +131,4 @@ absl::StatusOr<int> FreePort() {
   return port;
 }
 
-}  // namespace tributary::cli
+}  // namespace tributary

@@ -1,0 +1,50 @@
+// The subcommands of `tributary bench`. Each returns an exit code.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace tributary::bench {
+
+struct KernelsOptions {
+  std::string json;
+};
+int Kernels(const KernelsOptions& options);
+
+struct RoundOptions {
+  std::string scenario = "ingest";  // ingest, overhead, sessions
+  uint32_t clients = 200;
+  std::string model = "resnet50";
+  std::string codec = "fp32";
+  std::string topology = "flat";    // flat, two-tier
+  uint32_t racks = 2;
+  uint32_t rounds = 2;
+  uint32_t sender_processes = 2;
+  uint64_t inflight_mb = 512;
+  bool memory = true;               // ingest: also with 20 clients, for the growth of memory
+  std::string out = "bench-out";
+  std::string json;
+};
+int Round(const RoundOptions& options);
+
+// Internal: the processes that Round starts.
+struct SinkOptions {
+  int port = 0;
+  uint32_t clients = 1;
+  uint32_t rounds = 1;
+  std::string model;
+  std::string codec;
+};
+int Sink(const SinkOptions& options);
+
+struct SendersOptions {
+  std::vector<std::string> endpoints;  // client i joins endpoint i mod n
+  uint32_t first = 0;
+  uint32_t count = 1;
+  std::string model;
+  std::string codec;
+};
+int Senders(const SendersOptions& options);
+
+}  // namespace tributary::bench

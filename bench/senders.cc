@@ -1,0 +1,115 @@
+// Many SDK clients in one process that upload a prepared update: `tributary bench senders`.
+#include <sys/resource.h>
+
+#include <cstdio>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "aggregation/update.h"
+#include "base/philox.h"
+#include "base/status.h"
+#include "bench/commands.h"
+#include "client/client.h"
+#include "models/builtin.h"
+
+namespace tributary::bench {
+namespace {
+
+using Segments = std::vector<std::vector<uint8_t>>;
+
+// Small random deltas, of the size that training gives.
+class SyntheticDeltas final : public aggregation::DeltaSource {
+ public:
+  explicit SyntheticDeltas(const aggregation::ModelLayout& layout) : layout_(layout) {}
+  absl::StatusOr<std::span<const float>> Floats(uint32_t tensor) override {
+    floats_.resize(layout_.TensorElements(tensor));
+    PhiloxStream random(7, tensor);
+    for (float& x : floats_) x = static_cast<float>((random.NextDouble() - 0.5) * 0.02);
+    return std::span<const float>(floats_);
+  }
+  absl::StatusOr<std::span<const int64_t>> Ints(uint32_t tensor) override {
+    ints_.assign(layout_.TensorElements(tensor), 1);
+    return std::span<const int64_t>(ints_);
+  }
+
+ private:
+  const aggregation::ModelLayout& layout_;
+  std::vector<float> floats_;
+  std::vector<int64_t> ints_;
+};
+
+absl::StatusOr<std::shared_ptr<const Segments>> Encode(const std::string& model, const std::string& codec_spec) {
+  ASSIGN_OR_RETURN(auto layout, models::BuiltinLayout(model));
+  ASSIGN_OR_RETURN(auto codec, compression::MakeCodec(codec_spec));
+  SyntheticDeltas deltas(*layout);
+  auto segments = std::make_shared<Segments>();
+  RETURN_IF_ERROR(aggregation::EncodeUpdate(*layout, *codec, 1, 1, deltas, [&](std::vector<uint8_t> segment) {
+    segments->push_back(std::move(segment));
+    return absl::OkStatus();
+  }));
+  return std::shared_ptr<const Segments>(std::move(segments));
+}
+
+class PreparedTrainer final : public client::Trainer {
+ public:
+  explicit PreparedTrainer(std::shared_ptr<const Segments> segments) : segments_(std::move(segments)) {}
+  absl::StatusOr<client::TrainResult> Train(const client::TrainTask&, const std::function<bool()>&) override {
+    client::TrainResult result;
+    result.weight = 100;
+    result.encoded = segments_;
+    return result;
+  }
+  absl::StatusOr<std::vector<v1::Metric>> Evaluate(const client::TrainTask&) override {
+    return std::vector<v1::Metric>();
+  }
+
+ private:
+  std::shared_ptr<const Segments> segments_;
+};
+
+}  // namespace
+
+int Senders(const SendersOptions& options) {
+  const auto segments = Encode(options.model, options.codec);
+  if (!segments.ok()) {
+    std::fprintf(stderr, "%s\n", Text(segments.status()).c_str());
+    return 1;
+  }
+  rlimit files = {};
+  if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
+    files.rlim_cur = files.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &files);
+  }
+  PreparedTrainer trainer(*segments);
+  std::vector<std::unique_ptr<client::Client>> clients;
+  for (uint32_t i = 0; i < options.count; ++i) {
+    client::ClientOptions client_options;
+    client_options.id = absl::StrFormat("sender-%05d", options.first + i);
+    client_options.endpoints = {options.endpoints[(options.first + i) % options.endpoints.size()]};
+    client_options.examples = 100;
+    client_options.wants_model = false;
+    auto client = client::Client::Create(client_options, &trainer);
+    if (!client.ok()) {
+      std::fprintf(stderr, "%s\n", Text(client.status()).c_str());
+      return 1;
+    }
+    clients.push_back(*std::move(client));
+  }
+  std::vector<absl::Status> ends(clients.size());
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < clients.size(); ++i) {
+    threads.emplace_back([&, i] { ends[i] = clients[i]->Run(); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  int code = 0;
+  for (const absl::Status& end : ends) {
+    if (end.ok()) continue;
+    std::fprintf(stderr, "%s\n", Text(end).c_str());
+    code = 1;
+  }
+  return code;
+}
+
+}  // namespace tributary::bench
