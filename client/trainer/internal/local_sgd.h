@@ -1,0 +1,27 @@
+// Private to client/trainer: passes of SGD over a client's examples, and its test.
+#pragma once
+
+#include <functional>
+
+#include "absl/status/statusor.h"
+#include "base/philox.h"
+#include "client/trainer/dataset.h"
+#include "client/trainer/hyperparameters.h"
+#include "client/trainer/internal/network.h"
+
+namespace tributary::client::trainer {
+
+// Trains the network in place. Returns the mean loss over the last epoch. CANCELLED, OUT_OF_RANGE
+// (the loss is not finite). Throws what torch throws.
+absl::StatusOr<double> TrainLocally(Network* network, const Examples& examples,
+                                    const ImageFormat& format, const Hyperparameters& how,
+                                    PhiloxStream order, const std::function<bool()>& cancelled);
+
+struct TestScore {
+  double loss = 0;      // mean cross entropy
+  double accuracy = 0;  // share of examples whose highest score is their label's
+};
+// Of a network in evaluation mode. Throws what torch throws.
+TestScore Test(Network* network, const Examples& examples, const ImageFormat& format);
+
+}  // namespace tributary::client::trainer
