@@ -19,7 +19,8 @@
 namespace tributary::compression {
 
 // Elements per tile: what a fold worker keeps in its cache (256 KiB of int64). Segments start on a
-// multiple of it within their tensor and end on one or at the tensor's end, so tiles are independent.
+// multiple of it within their tensor and end on one or at the tensor's end, so tiles are
+// independent.
 inline constexpr uint64_t kTileElements = 32768;
 
 // Codec numbers of the wire format (docs/wire-format.md). Never reused.
@@ -34,21 +35,21 @@ enum class CodecId : uint16_t {
 // What a codec can promise; `tributary codecs` and the config check read it.
 struct Capabilities {
   CodecId id;
-  std::string name;              // as in configs: "int8"
-  bool linear = false;           // encoded forms may be summed without decoding
-  bool unbiased = false;         // E[decode(encode(x))] = x
+  std::string name;       // as in configs: "int8"
+  bool linear = false;    // encoded forms may be summed without decoding
+  bool unbiased = false;  // E[decode(encode(x))] = x
   bool needs_error_feedback = false;
-  bool deterministic = false;    // encoding uses no random numbers
-  uint64_t minimum_elements = 0; // below this many elements the codec is refused for a tensor
+  bool deterministic = false;     // encoding uses no random numbers
+  uint64_t minimum_elements = 0;  // below this many elements the codec is refused for a tensor
 };
 
 // Where the random numbers of one encoding come from: Philox key and stream; the element's index
 // within its tensor is the counter, so that the numbers do not depend on segmentation.
 struct EncodeContext {
-  uint64_t key = 0;     // SeededHash(run seed, "codec", client id)
+  uint64_t key = 0;  // SeededHash(run seed, "codec", client id)
   uint32_t round = 0;
   uint32_t tensor = 0;
-  uint64_t first = 0;   // index within the tensor of x[0]; a multiple of kTileElements
+  uint64_t first = 0;  // index within the tensor of x[0]; a multiple of kTileElements
 };
 
 // How elements become integers: q = rne(double(x) * 2^fraction_bits), then acc += weight * q.
@@ -69,21 +70,24 @@ class Codec {
   virtual uint64_t EncodedBytes(uint64_t n) const = 0;
 
   // Appends the encoding of x to `out`. When `residual` is not empty it has x.size() elements and
-  // receives x - decode(encode(x)), what error feedback carries over. INVALID_ARGUMENT, with nothing
-  // appended, where an element is NaN or infinite (or too large for the format: said so).
+  // receives x - decode(encode(x)), what error feedback carries over. INVALID_ARGUMENT, with
+  // nothing appended, where an element is NaN or infinite (or too large for the format: said so).
   virtual absl::Status Encode(std::span<const float> x, const EncodeContext& context,
                               std::vector<uint8_t>* out, std::span<float> residual = {}) const = 0;
 
   // Checks a payload that claims `n` elements, all of it, before anything is folded: its length,
-  // that every element is finite, and |element| <= bound. INVALID_ARGUMENT says which element or block and why.
+  // that every element is finite, and |element| <= bound. INVALID_ARGUMENT says which element or
+  // block and why.
   virtual absl::Status Validate(const PiecedBytes& payload, uint64_t n, double bound) const = 0;
 
-  // acc[i] += weight * rne(double(x[begin + i]) * 2^f) for i in [0, count), where x are the payload's
-  // elements; `begin` is a multiple of kTileElements. Only for a payload that Validate has passed.
-  virtual void Fold(const PiecedBytes& payload, uint64_t begin, uint64_t count, const GridFold& grid,
-                    int64_t* acc) const = 0;
+  // acc[i] += weight * rne(double(x[begin + i]) * 2^f) for i in [0, count), where x are the
+  // payload's elements; `begin` is a multiple of kTileElements. Only for a payload that Validate
+  // has passed.
+  virtual void Fold(const PiecedBytes& payload, uint64_t begin, uint64_t count,
+                    const GridFold& grid, int64_t* acc) const = 0;
 
-  // The floats themselves: out[i] = float(x[i]), all of the payload's elements. Validated payloads only.
+  // The floats themselves: out[i] = float(x[i]), all of the payload's elements. Validated payloads
+  // only.
   virtual void Decode(const PiecedBytes& payload, std::span<float> out) const = 0;
 };
 
@@ -92,7 +96,8 @@ class Codec {
 // INVALID_ARGUMENT names the spec, what is wrong and what is known.
 absl::StatusOr<std::shared_ptr<const Codec>> MakeCodec(std::string_view spec);
 
-// Builds the codec that a segment header names; INVALID_ARGUMENT for an unknown id or a parameter out of range.
+// Builds the codec that a segment header names; INVALID_ARGUMENT for an unknown id or a parameter
+// out of range.
 absl::StatusOr<std::shared_ptr<const Codec>> CodecFromHeader(uint16_t id, uint32_t parameter);
 
 // All capability rows, by id.
@@ -103,7 +108,8 @@ void EncodeRawInt64(std::span<const int64_t> x, std::vector<uint8_t>* out);
 // |element| <= bound for every element, and the length is 8 n.
 absl::Status ValidateRawInt64(const PiecedBytes& payload, uint64_t n, int64_t bound);
 // acc[i] += weight * x[begin + i].
-void FoldRawInt64(const PiecedBytes& payload, uint64_t begin, uint64_t count, int64_t weight, int64_t* acc);
+void FoldRawInt64(const PiecedBytes& payload, uint64_t begin, uint64_t count, int64_t weight,
+                  int64_t* acc);
 
 // --- Kernel targets (Highway's run-time dispatch), for tests and benches.
 // The targets this CPU can run, best first: e.g. {"AVX3", "AVX2", "SSE4", ..., "EMU128"}.

@@ -1,4 +1,5 @@
-// The segment: a self-describing header before each codec payload in an update (docs/wire-format.md).
+// The segment: a self-describing header before each codec payload in an update
+// (docs/wire-format.md).
 #pragma once
 
 #include <cstdint>
@@ -22,8 +23,9 @@ struct SegmentHeader {
 inline constexpr uint32_t kMaxPayloadBytes = 1u << 20;
 
 void WriteSegmentHeader(const SegmentHeader& header, uint8_t* out);  // kBytes at out
-// Reads the header at the cursor and advances; INVALID_ARGUMENT where the bytes are short, the version
-// is unknown, the payload is over the limit, first is unaligned, count is 0, or first + count overflows.
+// Reads the header at the cursor and advances; INVALID_ARGUMENT where the bytes are short, the
+// version is unknown, the payload is over the limit, first is unaligned, count is 0, or first +
+// count overflows.
 absl::StatusOr<SegmentHeader> ReadSegmentHeader(ByteCursor* cursor);
 
 }  // namespace tributary::compression

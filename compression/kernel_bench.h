@@ -1,0 +1,32 @@
+// Measures the codec kernels against a ceiling taken in the same run: `tributary bench kernels`.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace tributary::compression {
+
+struct KernelFigure {
+  std::string name;  // kernels.fold.<codec>, .fold16., .validate., .encode.; stable
+  double value = 0;
+  std::string unit;    // "GB/s" of encoded bytes, or "Gelem/s" for encode
+  double ceiling = 0;  // in the same unit: the same bytes moved with the least arithmetic
+  double ratio = 0;    // value / ceiling
+};
+
+struct KernelBenchOptions {
+  // Encoded bytes that pass by in one repetition; more than the last-level cache holds.
+  uint64_t update_bytes = uint64_t{64} << 20;
+  // Kernel and ceiling take turns so often; the best of each counts.
+  int repetitions = 9;
+};
+
+// fp32, fp16, bf16, int8, on the calling thread. The fold streams an update from memory, tile by
+// tile, into one tile of int64 that stays in the cache; fold16 passes 16 updates over the tile
+// before the next part of each. The ceiling of a fold reads the same update bytes and loads, adds
+// to and stores the same tile. That of validate reads the bytes; that of encode reads the floats
+// and writes as many bytes as the encoding has. Takes some seconds and 5 * update_bytes of memory.
+std::vector<KernelFigure> RunKernelBench(const KernelBenchOptions& options);
+
+}  // namespace tributary::compression

@@ -1,0 +1,57 @@
+// What the codec tests share: inputs, an independent decoder, cutting payloads, looping over
+// targets.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "compression/codec.h"
+
+namespace tributary::compression {
+
+struct CodecCase {
+  std::string spec;
+  uint64_t block;  // 1 for the plain formats
+  bool stochastic = false;
+};
+// Every codec, int8 with its block lengths and roundings.
+const std::vector<CodecCase>& AllCases();
+// The sizes at which something could go wrong.
+std::vector<uint64_t> Sizes(const CodecCase& c, bool large);
+
+// Names of input patterns; every element of each is within 4096 and finite.
+const std::vector<std::string>& Patterns();
+std::vector<float> MakeInput(const std::string& pattern, uint64_t n);
+std::vector<float> RandomFloats(uint64_t seed, uint64_t n, double deviation = 0.01);
+
+// The exact values of a payload, by arithmetic of the test's own on the wire format's text.
+std::vector<double> ReferenceValues(const CodecCase& c, std::span<const uint8_t> payload,
+                                    uint64_t n);
+// weight * rne(value * 2^f) by std::nearbyint and 128-bit integers; fails the test on overflow.
+int64_t ReferenceTerm(double value, const GridFold& grid);
+// How far a decoded value may be from x; `block_max` is the largest |x| of x's block.
+double AllowedError(const CodecCase& c, double x, double block_max);
+
+std::shared_ptr<const Codec> Make(const std::string& spec);
+std::vector<uint8_t> Encode(const Codec& codec, std::span<const float> x,
+                            const EncodeContext& context = {.key = 42, .round = 3, .tensor = 5});
+
+// The bytes cut at random places into pieces that each lie alone, at any alignment.
+class CutBytes {
+ public:
+  CutBytes(std::span<const uint8_t> bytes, uint64_t seed, size_t longest_piece);
+  const PiecedBytes& bytes() const { return pieced_; }
+
+ private:
+  std::vector<std::unique_ptr<uint8_t[]>> memory_;
+  PiecedBytes pieced_;
+};
+
+// Runs `body` under each target that this CPU has, and says which of the build's it has not.
+void ForEachTarget(const std::function<void(const std::string& target)>& body);
+
+}  // namespace tributary::compression

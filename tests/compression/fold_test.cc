@@ -1,0 +1,183 @@
+// Folding equals independent arithmetic, wherever the payload is cut and whichever part is asked
+// for.
+#include <algorithm>
+#include <cmath>
+
+#include "base/philox.h"
+#include "codec_testing.h"
+#include "gtest/gtest.h"
+
+namespace tributary::compression {
+namespace {
+
+// Starts from a sum that is not zero, so that a store in place of an add is seen.
+std::vector<int64_t> Start(uint64_t n) {
+  std::vector<int64_t> acc(n);
+  for (uint64_t i = 0; i < n; ++i) acc[i] = static_cast<int64_t>(i * 1000003) - 77;
+  return acc;
+}
+
+void ExpectFold(const CodecCase& c, const std::vector<float>& x, const GridFold& grid) {
+  const auto codec = Make(c.spec);
+  const std::vector<uint8_t> payload = Encode(*codec, x);
+  const std::vector<double> values = ReferenceValues(c, payload, x.size());
+  std::vector<int64_t> acc = Start(x.size()), expected = acc;
+  for (size_t i = 0; i < x.size(); ++i) {
+    expected[i] = static_cast<int64_t>(static_cast<uint64_t>(expected[i]) +
+                                       static_cast<uint64_t>(ReferenceTerm(values[i], grid)));
+  }
+  codec->Fold(PiecedBytes(ByteSpan(payload)), 0, x.size(), grid, acc.data());
+  for (size_t i = 0; i < x.size(); ++i) {
+    ASSERT_EQ(acc[i], expected[i])
+        << c.spec << " element " << i << " of " << x.size() << ": " << values[i] << ", weight "
+        << grid.weight << ", f " << grid.fraction_bits;
+  }
+}
+
+TEST(Fold, EqualsRoundingInDoubleAndIntegerArithmeticAtEverySizeAndPattern) {
+  for (const CodecCase& c : AllCases()) {
+    for (const std::string& pattern : Patterns()) {
+      // A million elements where they differ from each other.
+      const bool large = pattern == "deltas" || pattern == "ties" || pattern == "outlier";
+      for (const uint64_t n : Sizes(c, large)) {
+        SCOPED_TRACE(pattern);
+        ExpectFold(c, MakeInput(pattern, n), {.fraction_bits = 30, .weight = 601});
+      }
+    }
+  }
+}
+
+TEST(Fold, IsRightForEveryExponentAndWeightThatTheGridAllows) {
+  const int64_t weights[] = {1,
+                             3,
+                             (int64_t{1} << 31) - 1,
+                             int64_t{1} << 31,
+                             (int64_t{1} << 32) + 12345,
+                             (int64_t{1} << 40) - 1,
+                             int64_t{1} << 40,
+                             -1,
+                             -600,
+                             -(int64_t{1} << 33)};
+  for (const int f : {0, 1, 15, 29, 30, 31, 44, 50, 60}) {
+    for (const int64_t weight : weights) {
+      // The largest |x| with |x| 2^f <= 2^50 and |w| |x| 2^f < 2^62 (int8 may round up to 128/127
+      // of it).
+      const double limit = std::min(0x1p49, 0x1p62 / std::abs(static_cast<double>(weight)));
+      std::vector<float> x = RandomFloats(f, 700, std::ldexp(limit / 8, -f));
+      for (size_t i = 0; i < x.size(); i += 3) {
+        // Small ones and half-way ones between the large.
+        x[i] = static_cast<float>(std::ldexp(static_cast<double>(i % 7) + 0.5, -f));
+      }
+      for (const CodecCase& c : AllCases()) {
+        if (c.spec == "fp16") {
+          for (float& v : x) v = std::clamp(v, -60000.0f, 60000.0f);
+        }
+        ExpectFold(c, x, {.fraction_bits = f, .weight = weight});
+      }
+    }
+  }
+}
+
+// Elements on both sides of |q| = 2^31, where one product becomes three.
+TEST(Fold, IsRightAcrossTheChangeFromNarrowToWideProducts) {
+  std::vector<float> x;
+  for (const float base : {2.0f, -2.0f}) {
+    float below = base, above = base;
+    for (int i = 0; i < 40; ++i) {
+      below = std::nextafter(below, 0.0f);
+      above = std::nextafter(above, base * 2);
+      // Groups of every mixture: 32 below, 31 below and one not, ...
+      x.insert(x.end(), 32, below);
+      x.push_back(above);
+      x.push_back(base);
+      x.insert(x.end(), i, 1e-3f);
+    }
+  }
+  for (const CodecCase& c : AllCases()) {
+    for (const int64_t weight : {int64_t{1}, (int64_t{1} << 31) - 1, int64_t{1} << 31}) {
+      ExpectFold(c, x, {.fraction_bits = 30, .weight = weight});
+      ExpectFold(c, x, {.fraction_bits = 30, .weight = -weight});
+    }
+  }
+}
+
+TEST(Fold, IsUndoneByTheNegativeWeight) {
+  for (const CodecCase& c : AllCases()) {
+    const auto codec = Make(c.spec);
+    const std::vector<float> x = RandomFloats(8, 5000, 1.5);
+    const std::vector<uint8_t> payload = Encode(*codec, x);
+    const PiecedBytes pieced{ByteSpan(payload)};
+    std::vector<int64_t> acc = Start(x.size());
+    codec->Fold(pieced, 0, x.size(), {.fraction_bits = 30, .weight = 12345}, acc.data());
+    EXPECT_NE(acc, Start(x.size()));
+    codec->Fold(pieced, 0, x.size(), {.fraction_bits = 30, .weight = -12345}, acc.data());
+    EXPECT_EQ(acc, Start(x.size()));
+  }
+}
+
+TEST(Fold, OfPartsFromTileBoundariesEqualsTheWhole) {
+  for (const CodecCase& c : AllCases()) {
+    const auto codec = Make(c.spec);
+    const std::vector<float> x = RandomFloats(9, 2 * kTileElements + 777, 1.0);
+    const std::vector<uint8_t> payload = Encode(*codec, x);
+    const PiecedBytes pieced{ByteSpan(payload)};
+    const GridFold grid{.fraction_bits = 30, .weight = 17};
+    std::vector<int64_t> whole(x.size()), parts(x.size());
+    codec->Fold(pieced, 0, x.size(), grid, whole.data());
+    for (uint64_t begin = 0; begin < x.size(); begin += kTileElements) {
+      codec->Fold(pieced, begin, std::min<uint64_t>(kTileElements, x.size() - begin), grid,
+                  parts.data() + begin);
+    }
+    EXPECT_EQ(parts, whole) << c.spec;
+    // A count that ends within a block touches nothing behind it.
+    std::vector<int64_t> some(kTileElements, 5);
+    codec->Fold(pieced, kTileElements, 1001, grid, some.data());
+    for (uint64_t i = 0; i < kTileElements; ++i) {
+      ASSERT_EQ(some[i], 5 + (i < 1001 ? whole[kTileElements + i] : 0)) << c.spec << " " << i;
+    }
+  }
+}
+
+TEST(Slices, CutAnywhereGiveTheSameFoldDecodeAndVerdict) {
+  for (const CodecCase& c : AllCases()) {
+    const auto codec = Make(c.spec);
+    const std::vector<float> x = RandomFloats(10, 20011, 1.0);
+    const std::vector<uint8_t> payload = Encode(*codec, x);
+    const PiecedBytes one{ByteSpan(payload)};
+    const GridFold grid{.fraction_bits = 30, .weight = 99};
+    std::vector<int64_t> acc(x.size());
+    std::vector<float> decoded(x.size());
+    codec->Fold(one, 0, x.size(), grid, acc.data());
+    codec->Decode(one, decoded);
+    for (const size_t longest :
+         {size_t{1}, size_t{3}, size_t{7}, size_t{40}, size_t{300}, size_t{9000}}) {
+      for (uint64_t seed = 0; seed < (longest < 10 ? 1 : 8); ++seed) {
+        const CutBytes cut(payload, seed, longest);
+        EXPECT_EQ(codec->Validate(cut.bytes(), x.size(), 4096), absl::OkStatus());
+        std::vector<int64_t> other(x.size());
+        codec->Fold(cut.bytes(), 0, x.size(), grid, other.data());
+        EXPECT_EQ(other, acc) << c.spec << ", pieces up to " << longest << ", seed " << seed;
+        std::vector<float> floats(x.size());
+        codec->Decode(cut.bytes(), floats);
+        EXPECT_EQ(floats, decoded) << c.spec << ", pieces up to " << longest;
+      }
+    }
+  }
+}
+
+TEST(RawInt64, FoldsAndValidatesInAnySlices) {
+  std::vector<int64_t> x(3001);
+  PhiloxStream random(3);
+  for (int64_t& v : x) v = static_cast<int64_t>(random.NextBelow(2'000'001)) - 1'000'000;
+  std::vector<uint8_t> payload;
+  EncodeRawInt64(x, &payload);
+  ASSERT_EQ(payload.size(), 8 * x.size());
+  const CutBytes cut(payload, 1, 50);
+  EXPECT_EQ(ValidateRawInt64(cut.bytes(), x.size(), 1'000'000), absl::OkStatus());
+  std::vector<int64_t> acc(1000, 3);
+  FoldRawInt64(cut.bytes(), 2001, 1000, -7, acc.data());
+  for (size_t i = 0; i < acc.size(); ++i) ASSERT_EQ(acc[i], 3 - 7 * x[2001 + i]);
+}
+
+}  // namespace
+}  // namespace tributary::compression

@@ -1,0 +1,98 @@
+// The golden files of tests/golden/codecs, which tests/reference/codecs.py made: encoded, decoded,
+// folded.
+#include <cstring>
+#include <fstream>
+#include <iterator>
+
+#include "codec_testing.h"
+#include "compression/segment.h"
+#include "gtest/gtest.h"
+
+namespace tributary::compression {
+namespace {
+
+// As in codecs.py.
+constexpr EncodeContext kContext{.key = 0x0123456789ABCDEF,
+                                 .round = 11,
+                                 .tensor = 7,
+                                 .first = 3 * kTileElements + (uint64_t{1} << 37)};
+constexpr int64_t kWeight = 1000003;
+
+std::vector<uint8_t> ReadFile(const std::string& name) {
+  std::ifstream in(std::string(TRIBUTARY_SOURCE_DIR) + "/tests/golden/codecs/" + name + ".bin",
+                   std::ios::binary);
+  EXPECT_TRUE(in) << name;
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
+template <class T>
+std::vector<T> As(const std::vector<uint8_t>& bytes) {
+  std::vector<T> values(bytes.size() / sizeof(T));
+  std::memcpy(values.data(), bytes.data(), values.size() * sizeof(T));
+  return values;
+}
+
+TEST(Golden, EveryTargetEncodesDecodesAndFoldsWhatTheReferenceWrote) {
+  const std::vector<float> x = As<float>(ReadFile("input.f32"));
+  ASSERT_EQ(x.size(), 600u);
+  const std::pair<const char*, const char*> files[] = {
+      {"fp32", "fp32"},
+      {"fp16", "fp16"},
+      {"bf16", "bf16"},
+      {"int8_stochastic_128", "int8"},
+      {"int8_nearest_16", "int8(block=16,rounding=nearest)"}};
+  for (const auto& [file, spec] : files) {
+    const auto codec = Make(spec);
+    const std::vector<uint8_t> golden = ReadFile(file);
+    const auto expected = ReadFile(std::string(file) + ".decoded");
+    const auto sums = As<int64_t>(ReadFile(std::string(file) + ".fold"));
+    ASSERT_EQ(sums.size(), x.size());
+    ForEachTarget([&](const std::string&) {
+      SCOPED_TRACE(spec);
+      EXPECT_EQ(Encode(*codec, x, kContext), golden);
+      const PiecedBytes pieced{ByteSpan(golden)};
+      EXPECT_EQ(codec->Validate(pieced, x.size(), 4200), absl::OkStatus());
+      std::vector<float> decoded(x.size());
+      codec->Decode(pieced, decoded);
+      ASSERT_EQ(expected.size(), 4 * decoded.size());
+      EXPECT_EQ(std::memcmp(decoded.data(), expected.data(), expected.size()), 0);
+      std::vector<int64_t> acc(x.size());
+      codec->Fold(pieced, 0, x.size(), {.fraction_bits = 30, .weight = kWeight}, acc.data());
+      EXPECT_EQ(acc, sums);
+    });
+  }
+}
+
+TEST(Golden, RawInt64EncodesAndFolds) {
+  const std::vector<uint8_t> golden = ReadFile("int64");
+  const std::vector<int64_t> x = As<int64_t>(golden);
+  std::vector<uint8_t> encoded;
+  EncodeRawInt64(x, &encoded);
+  EXPECT_EQ(encoded, golden);
+  std::vector<int64_t> acc(x.size());
+  FoldRawInt64(PiecedBytes(ByteSpan(golden)), 0, x.size(), kWeight, acc.data());
+  EXPECT_EQ(acc, As<int64_t>(ReadFile("int64.fold")));
+}
+
+TEST(Golden, SegmentHeaderIsWrittenAndRead) {
+  const std::vector<uint8_t> golden = ReadFile("segment_header");
+  const SegmentHeader header{.tensor = kContext.tensor,
+                             .codec = static_cast<uint16_t>(CodecId::kInt8),
+                             .version = 1,
+                             .parameter = 128,
+                             .payload_bytes = 620,
+                             .first = kContext.first,
+                             .count = 600};
+  std::vector<uint8_t> written(SegmentHeader::kBytes);
+  WriteSegmentHeader(header, written.data());
+  EXPECT_EQ(written, golden);
+  const PiecedBytes pieced{ByteSpan(golden)};
+  ByteCursor cursor(pieced);
+  const auto read = ReadSegmentHeader(&cursor);
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->first, kContext.first);
+  EXPECT_EQ(read->count, 600u);
+}
+
+}  // namespace
+}  // namespace tributary::compression

@@ -1,0 +1,188 @@
+#!/usr/bin/python3
+"""An independent implementation of the codecs' wire format, written from compression/README.md.
+
+    codecs.py --check DIR   recomputes every golden file in DIR and compares; exit code 1 on a difference
+    codecs.py --write DIR   writes them
+
+Floats are numpy's only where numpy is the independent authority (binary16 conversion, binary32 division);
+sums and grid values are Python integers and fractions.
+"""
+
+import argparse
+import pathlib
+import struct
+import sys
+from fractions import Fraction
+
+import numpy as np
+
+KEY, ROUND, TENSOR, FIRST = 0x0123456789ABCDEF, 11, 7, 3 * 32768 + (1 << 37)
+FRACTION_BITS, WEIGHT = 30, 1000003
+
+
+def philox4x32(key, counter):
+    """Philox4x32-10 (Salmon et al., SC'11): 64-bit key, four counter words -> four words."""
+    k = [key & 0xFFFFFFFF, key >> 32]
+    c = list(counter)
+    for _ in range(10):
+        p0, p1 = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+        c = [(p1 >> 32) ^ c[1] ^ k[0], p1 & 0xFFFFFFFF, (p0 >> 32) ^ c[3] ^ k[1], p0 & 0xFFFFFFFF]
+        k = [(k[0] + 0x9E3779B9) & 0xFFFFFFFF, (k[1] + 0xBB67AE85) & 0xFFFFFFFF]
+    return c
+
+
+def check_philox():
+    """The known answers of the Random123 distribution (kat_vectors)."""
+    assert philox4x32(0, (0, 0, 0, 0)) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+    ones = 0xFFFFFFFF
+    assert philox4x32((1 << 64) - 1, (ones,) * 4) == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
+    assert philox4x32(0x299F31D0A4093822, (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)) == [
+        0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1]
+
+
+def random16(index):
+    c = index // 8
+    words = philox4x32(KEY, (c & 0xFFFFFFFF, c >> 32, TENSOR, ROUND))
+    return struct.unpack("<8H", struct.pack("<4I", *words))[index % 8]
+
+
+def encode_bf16(x):
+    out = b""
+    for v in x:
+        low = struct.unpack("<I", struct.pack("<f", v))[0] >> 16
+        # The two neighbours by magnitude, and which of them is nearer.
+        below, above = (Fraction(float(decode_bf16(struct.pack("<H", h))[0])) for h in (low, low + 1))
+        middle, exact = (below + above) / 2, Fraction(float(v))
+        up = abs(exact) > abs(middle) or (exact == middle and low % 2 == 1)
+        out += struct.pack("<H", low + up)
+    return out
+
+
+def decode_bf16(payload):
+    return np.frombuffer(b"".join(b"\0\0" + payload[i:i + 2] for i in range(0, len(payload), 2)), "<f4")
+
+
+def encode_int8(x, block, stochastic):
+    out = b""
+    for start in range(0, len(x), block):
+        part = x[start:start + block]
+        largest = np.max(np.abs(part))
+        scale = np.float32(largest / np.float32(127))
+        if 127 * Fraction(float(scale)) < Fraction(float(largest)):
+            scale = np.nextafter(scale, np.float32(np.inf))
+        out += struct.pack("<f", scale)
+        for i, v in enumerate(part):
+            if scale == 0:
+                q = 0
+            else:
+                y = np.float32(v) / scale
+                assert y.dtype == np.float32
+                if stochastic:
+                    t = round(Fraction(float(y)) * 65536)
+                    q = (t + random16(FIRST + start + i)) // 65536
+                else:
+                    q = round(Fraction(float(y)))
+            assert -127 <= q <= 127
+            out += struct.pack("<b", q)
+    return out
+
+
+def values_int8(payload, n, block):
+    values, at = [], 0
+    for start in range(0, n, block):
+        count = min(block, n - start)
+        scale = Fraction(struct.unpack_from("<f", payload, at)[0])
+        values += [scale * q for q in struct.unpack_from(f"<{count}b", payload, at + 4)]
+        at += 4 + count
+    assert at == len(payload)
+    return values
+
+
+def to_binary32(value):
+    """A Fraction rounded once. The products here have at most 32 bits, so binary64 holds them exactly."""
+    assert Fraction(float(value)) == value
+    return np.float32(float(value))
+
+
+def fold(values):
+    sums = [WEIGHT * round(v * 2**FRACTION_BITS) for v in values]  # round() takes ties to even
+    assert all(abs(s) < 2**63 for s in sums)
+    return struct.pack(f"<{len(sums)}q", *sums)
+
+
+def inputs():
+    """Zeros, ties of every format, subnormals, extremes, and bell-shaped deltas; 4 blocks and a short one."""
+    tiny = [0.0, -0.0, 2.0**-149, -(2.0**-149), 2.0**-126, 2.0**-24, 2.0**-25, 3 * 2.0**-25, 2.0**-14 - 2.0**-26]
+    ties = [1 + 2.0**-11, 1 + 3 * 2.0**-11, 1 + 2.0**-8, -1 - 3 * 2.0**-8, 2.0**-31, 3 * 2.0**-31, -5 * 2.0**-31]
+    large = [4096.0, -4096.0, 4095.9998, 2.0, -2.0, 1.9999999, 0.5, 1e-3, -1e3, 3.14159274]
+    first = tiny + ties + large
+    first += [0.0] * (128 - len(first))
+    halves = [127.0] + [k + 0.5 for k in range(-63, 64)]  # scale 1: ties of nearest rounding
+    zeros = [0.0] * 128
+    subnormal = [(-1) ** k * k * 2.0**-149 for k in range(128)]
+    # Deltas by the reference generator itself, about normal with deviation 0.01.
+    deltas = []
+    for k in range(88):
+        words = philox4x32(2024, (k, 0, 0, 0))
+        deltas.append((sum(words) / 2**32 - 2) * 0.0173)
+    x = np.array(first + halves + zeros + subnormal + deltas, "<f4")
+    assert len(x) == 600
+    return x
+
+
+def golden():
+    x = inputs()
+    n = len(x)
+    files = {"input.f32.bin": x.tobytes()}
+
+    def add(name, payload, decoded, values):
+        files[f"{name}.bin"] = payload
+        files[f"{name}.decoded.bin"] = np.asarray(decoded, "<f4").tobytes()
+        files[f"{name}.fold.bin"] = fold(values)
+
+    half, bf16 = x.astype("<f2"), encode_bf16(x)
+    for name, payload, decoded in (("fp32", x.tobytes(), x), ("fp16", half.tobytes(), half.astype("<f4")),
+                                   ("bf16", bf16, decode_bf16(bf16))):
+        add(name, payload, decoded, [Fraction(float(v)) for v in decoded])
+    for name, block, stochastic in (("int8_stochastic_128", 128, True), ("int8_nearest_16", 16, False)):
+        payload = encode_int8(x, block, stochastic)
+        values = values_int8(payload, n, block)
+        for start in range(0, n, block):  # what any encoding must keep to
+            scale = max(abs(float(v)) for v in x[start:start + block]) / 127 * (1 + 2**-22) + 2**-149
+            for v, w in zip(x[start:start + block], values[start:start + block]):
+                assert abs(float(v) - float(w)) <= scale * (1 + 2**-16 if stochastic else 0.5 + 2**-16)
+        add(name, payload, [to_binary32(v) for v in values], values)
+    integers = [0, 1, -1, 2**40, -(2**40), 12345] + [k * k * k - 1000 * k for k in range(26)]
+    files["int64.bin"] = struct.pack(f"<{len(integers)}q", *integers)
+    files["int64.fold.bin"] = struct.pack(f"<{len(integers)}q", *(WEIGHT * v for v in integers))
+    # tensor, codec, version, parameter, payload_bytes, first, count
+    files["segment_header.bin"] = struct.pack("<IHHIIQQ", TENSOR, 5, 1, 128, 620, FIRST, 600)
+    return files
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    mode = parser.add_mutually_exclusive_group(required=True)
+    mode.add_argument("--check", metavar="DIR", type=pathlib.Path)
+    mode.add_argument("--write", metavar="DIR", type=pathlib.Path)
+    arguments = parser.parse_args()
+    check_philox()
+    files = golden()
+    bad = 0
+    for name, content in files.items():
+        if arguments.write:
+            (arguments.write / name).write_bytes(content)
+        elif (arguments.check / name).read_bytes() != content:
+            print(f"{name}: differs from the reference")
+            bad += 1
+    if arguments.check:
+        extra = {p.name for p in arguments.check.iterdir()} - set(files)
+        if extra:
+            print(f"unknown golden files: {sorted(extra)}")
+            bad += 1
+    print(f"{len(files)} files, {bad} differ")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
