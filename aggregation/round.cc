@@ -306,7 +306,6 @@ bool RoundMachine::Commit(uint64_t ticket) {
 
 std::vector<Action> RoundMachine::Folded(uint64_t ticket, absl::Duration now) {
   Actions actions;
-  Advance(now, &actions);
   const auto it = attempts_.find(ticket);
   if (it == attempts_.end() || !it->second.folding) return actions;
   Entry& member = *it->second.member;
@@ -315,34 +314,32 @@ std::vector<Action> RoundMachine::Folded(uint64_t ticket, absl::Duration now) {
   attempts_.erase(it);  // its claims stay
   SetAnswer(member, Answer::kAccepted);
   if (phase_ == Phase::kClosing) FinishIfDrained(&actions);
-  Advance(now_, &actions);
+  Advance(now, &actions);
   return actions;
 }
 
 std::vector<Action> RoundMachine::Aborted(uint64_t ticket, absl::Duration now) {
   Actions actions;
-  Advance(now, &actions);
   const auto it = attempts_.find(ticket);
   if (it == attempts_.end() || it->second.folding) return actions;
   Entry& member = *it->second.member;
   Release(ticket);
   SetAnswer(member, Answer::kAwaited);
   StartGrace(member);  // where its session has ended; over already, perhaps
-  Advance(now_, &actions);
+  Advance(now, &actions);
   return actions;
 }
 
 std::vector<Action> RoundMachine::Refused(uint64_t ticket, const std::string& reason,
                                           absl::Duration now) {
   Actions actions;
-  Advance(now, &actions);
   const auto it = attempts_.find(ticket);
   if (it == attempts_.end() || it->second.folding) return actions;
   Entry& member = *it->second.member;
   Release(ticket);
   CountRejected(reason, 1);
   SetAnswer(member, Answer::kRejected);
-  Advance(now_, &actions);
+  Advance(now, &actions);
   return actions;
 }
 

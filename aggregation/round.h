@@ -75,9 +75,9 @@ struct Action {
 
 // Not thread-safe: the driver holds a lock. `now` is monotonic and never goes back. After every
 // call, Offer too, NextTimer() may have changed. Calls with tickets, epochs or ids that mean
-// nothing any more are ignored, and so is everything before Begin. What returns actions first lets
-// the timers that `now` has passed happen. Work per call does not grow with the members, except
-// where the round closes and where a list is returned.
+// nothing any more are ignored, and so is everything before Begin. Events of members come after the
+// timers that `now` has passed, the end of an attempt before them. Work per call does not grow with
+// the members, except where the round closes and where a list is returned.
 class RoundMachine {
  public:
   struct Member {
