@@ -43,8 +43,9 @@ struct Capabilities {
   uint64_t minimum_elements = 0;  // below this many elements the codec is refused for a tensor
 };
 
-// Where the random numbers of one encoding come from: Philox key and stream; the element's index
-// within its tensor is the counter, so that the numbers do not depend on segmentation.
+// Where the random numbers of one encoding come from: Philox's key and counter. An element's index
+// within its tensor gives the counter (README.md has the bits), so that the numbers do not depend
+// on segmentation.
 struct EncodeContext {
   uint64_t key = 0;  // SeededHash(run seed, "codec", client id)
   uint32_t round = 0;
@@ -52,10 +53,13 @@ struct EncodeContext {
   uint64_t first = 0;  // index within the tensor of x[0]; a multiple of kTileElements
 };
 
-// How elements become integers: q = rne(double(x) * 2^fraction_bits), then acc += weight * q.
+// How elements become integers: q = rne(double(x) * 2^fraction_bits), then acc += weight * q. The
+// kernels are right for |q| <= 2^51, so a grid keeps bound * 2^fraction_bits <= 2^50, `bound` being
+// what Validate was given.
 struct GridFold {
   int fraction_bits = 30;  // [0, 60]
-  int64_t weight = 1;      // > 0; the caller has proved that nothing overflows
+  // The caller has proved that nothing overflows. A negative weight undoes a fold exactly.
+  int64_t weight = 1;
 };
 
 // A codec with its parameters. Immutable, thread-safe.
@@ -70,14 +74,15 @@ class Codec {
   virtual uint64_t EncodedBytes(uint64_t n) const = 0;
 
   // Appends the encoding of x to `out`. When `residual` is not empty it has x.size() elements and
-  // receives x - decode(encode(x)), what error feedback carries over. INVALID_ARGUMENT, with
-  // nothing appended, where an element is NaN or infinite (or too large for the format: said so).
+  // receives x - decode(encode(x)), what error feedback carries over; it may be x's own memory.
+  // INVALID_ARGUMENT, with nothing appended, where an element is NaN or infinite (or too large for
+  // the format: said so).
   virtual absl::Status Encode(std::span<const float> x, const EncodeContext& context,
                               std::vector<uint8_t>* out, std::span<float> residual = {}) const = 0;
 
   // Checks a payload that claims `n` elements, all of it, before anything is folded: its length,
-  // that every element is finite, and |element| <= bound. INVALID_ARGUMENT says which element or
-  // block and why.
+  // that every element is finite, and |element| <= bound. Errors say which element or block
+  // and why: INVALID_ARGUMENT (malformed), DATA_LOSS (not finite), OUT_OF_RANGE (beyond the bound).
   virtual absl::Status Validate(const PiecedBytes& payload, uint64_t n, double bound) const = 0;
 
   // acc[i] += weight * rne(double(x[begin + i]) * 2^f) for i in [0, count), where x are the

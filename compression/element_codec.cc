@@ -56,12 +56,11 @@ absl::Status ElementCodec::Validate(const PiecedBytes& payload, uint64_t n, doub
     while (static_cast<int64_t>(format_.bits(p + i * format_.width)) <= limit) ++i;
     float value;
     format_.decode(p + i * format_.width, 1, &value);
-    status = absl::InvalidArgumentError(absl::StrCat(
-        format_.capabilities.name, " payload: element ", done + i, " of ", n,
-        format_.bits(p + i * format_.width) > format_.largest_finite
-            ? std::string(" is infinite or not a number; the client's training diverged")
-            : absl::StrCat(" is ", value, ", beyond the bound ", bound,
-                           "; clip the update or configure a larger bound")));
+    const bool finite = format_.bits(p + i * format_.width) <= format_.largest_finite;
+    const std::string where =
+        absl::StrCat(format_.capabilities.name, " payload: element ", done + i, " of ", n);
+    status = finite ? absl::OutOfRangeError(absl::StrCat(where, " is ", value, ", beyond the bound ", bound))
+                    : absl::DataLossError(absl::StrCat(where, " is infinite or not a number"));
     return false;
   });
   return status;

@@ -108,17 +108,14 @@ class Int8Codec final : public Codec {
 
  private:
   static absl::Status RefuseScale(float scale, uint64_t block, double bound) {
-    std::string why;
-    if (!std::isfinite(scale)) {
-      why = ", not finite; the client's training diverged";
-    } else if (std::signbit(scale)) {
-      why = ", negative; scales are 0 or more, the payload is damaged";
-    } else {
-      why = absl::StrCat(": elements up to ", 128.0 * scale, " are beyond the bound ", bound,
-                         "; clip the update or configure a larger bound");
+    const std::string where =
+        absl::StrCat("int8 payload: the scale of block ", block, " is ", scale);
+    if (!std::isfinite(scale)) return absl::DataLossError(absl::StrCat(where, ", not finite"));
+    if (std::signbit(scale)) {
+      return absl::InvalidArgumentError(absl::StrCat(where, ", negative; scales are 0 or more"));
     }
-    return absl::InvalidArgumentError(
-        absl::StrCat("int8 payload: the scale of block ", block, " is ", scale, why));
+    return absl::OutOfRangeError(
+        absl::StrCat(where, ": elements up to ", 128.0 * scale, " are beyond the bound ", bound));
   }
 
   const uint32_t block_;
