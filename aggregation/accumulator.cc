@@ -134,7 +134,7 @@ std::vector<ElementRange> ExactAccumulator::Split(int parts) const {
   for (int part = 1; part <= parts; ++part) {
     uint64_t end = elements;
     if (part < parts) {
-      // The tile boundary at or after the ideal cut. 128 bits: 2^40 elements times 256 parts is
+      // The tile boundary at or after the ideal cut. 128 bits: 2^38 elements times 256 parts is
       // well within.
       const auto cut =
           static_cast<uint64_t>(static_cast<unsigned __int128>(elements) * part / parts);

@@ -23,8 +23,8 @@ constexpr size_t kMaxTensors = 1'000'000;
 constexpr size_t kMaxNameBytes = 512;
 constexpr size_t kMaxRank = 64;
 constexpr uint64_t kMaxModelBytes = uint64_t{1} << 62;
-// Keeps the table of tiles under 1 GiB, whatever a peer says: 8 TiB of sums.
-constexpr uint64_t kMaxElements = uint64_t{1} << 40;
+// Keeps the table of tiles under 256 MiB, whatever a peer says: 2 TiB of sums.
+constexpr uint64_t kMaxElements = uint64_t{1} << 38;
 
 struct DTypeRow {
   std::string_view name;
@@ -150,7 +150,7 @@ absl::Status ModelLayout::Place(const TensorSpec& tensor, uint64_t elements) {
   }
   if (sent && elements > kMaxElements - elements_) {
     return absl::InvalidArgumentError(
-        absl::StrCat("tensor ", Quoted(tensor.name), " takes the aggregate past 2^40 elements (",
+        absl::StrCat("tensor ", Quoted(tensor.name), " takes the aggregate past 2^38 elements (",
                      elements, " more on ", elements_, "); check its shape"));
   }
   const auto index = static_cast<uint32_t>(tensor_elements_.size());

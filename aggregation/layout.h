@@ -48,7 +48,7 @@ struct Tile {
 class ModelLayout {
  public:
   // INVALID_ARGUMENT: no tensor or over 1,000,000; an empty, repeated or too long (512 bytes) name;
-  // an unknown dtype or policy; over 64 dimensions, 2^62 bytes of model or 2^40 elements of
+  // an unknown dtype or policy; over 64 dimensions, 2^62 bytes of model or 2^38 elements of
   // aggregate.
   static absl::StatusOr<std::shared_ptr<const ModelLayout>> Create(std::vector<TensorSpec> tensors);
   static absl::StatusOr<std::shared_ptr<const ModelLayout>> FromProto(const v1::ModelLayout& proto);

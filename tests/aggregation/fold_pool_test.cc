@@ -1,0 +1,167 @@
+// Promises of the fold workers: each contribution once, freed before its callback, no waiting
+// forever.
+#include "aggregation/fold_pool.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <future>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "testing.h"
+
+namespace tributary::aggregation {
+namespace {
+
+struct Fixture {
+  testing::LayoutPtr layout = testing::MixedLayout();
+  std::vector<testing::Recorded> recorded;
+
+  explicit Fixture(int count) {
+    for (int i = 0; i < count; ++i) {
+      auto deltas = testing::RandomDeltas(*layout, i);
+      recorded.push_back(testing::Record(*layout, {"bf16"}, absl::StrCat("c", i), 1 + i, deltas));
+    }
+  }
+  testing::UpdatePtr Update(int i) const { return testing::Assemble(layout, Grid(), recorded[i]); }
+  std::string Expected() const {
+    auto sum = testing::MakeAccumulator(layout, Grid());
+    for (size_t i = 0; i < recorded.size(); ++i)
+      testing::FoldAll(sum.get(), {Update(static_cast<int>(i))});
+    return testing::DigestOf(*sum);
+  }
+};
+
+TEST(FoldPoolTest, FoldsEachUpdateOnceAndCallsBackOnce) {
+  const Fixture fixture(9);
+  const std::string expected = fixture.Expected();
+  for (const int workers : {1, 2, 4}) {
+    auto sum = testing::MakeAccumulator(fixture.layout, Grid());
+    FoldPool pool({workers, 3});
+    pool.Target(sum.get());
+    std::array<std::atomic<int>, 9> calls{};
+    for (int i = 0; i < 9; ++i) pool.Fold(fixture.Update(i), [&calls, i] { ++calls[i]; });
+    pool.Wait();
+    for (const auto& count : calls) EXPECT_EQ(count, 1);
+    EXPECT_EQ(testing::DigestOf(*sum), expected);
+    EXPECT_GT(pool.busy_seconds(), 0);
+  }
+}
+
+TEST(FoldPoolTest, FreesAnUpdateBeforeItCallsBack) {
+  const Fixture fixture(1);
+  auto sum = testing::MakeAccumulator(fixture.layout, Grid());
+  FoldPool pool({2, 16});
+  pool.Target(sum.get());
+  testing::UpdatePtr update = fixture.Update(0);
+  const std::weak_ptr<const EncodedUpdate> alive = update;
+  std::atomic<bool> freed = false;
+  pool.Fold(std::move(update), [&] { freed = alive.expired(); });
+  pool.Wait();
+  EXPECT_TRUE(freed);
+}
+
+TEST(FoldPoolTest, MergesPartialSumsAmongUpdatesHandedInFromManyThreads) {
+  const Fixture fixture(8);
+  const std::string expected = fixture.Expected();
+  auto sum = testing::MakeAccumulator(fixture.layout, Grid());
+  FoldPool pool({3, 4});
+  pool.Target(sum.get());
+  std::atomic<int> calls = 0;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([&, i] {
+      if (i % 2 == 0) return pool.Fold(fixture.Update(i), [&] { ++calls; });
+      auto child = testing::MakeAccumulator(fixture.layout, Grid());
+      testing::FoldAll(child.get(), {fixture.Update(i)});
+      pool.Merge(testing::PackAll(*child, fixture.recorded[i].id), [&] { ++calls; });
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  pool.Wait();
+  EXPECT_EQ(calls, 8);
+  EXPECT_EQ(testing::DigestOf(*sum), expected);
+}
+
+TEST(FoldPoolTest, ACallbackMayGiveTheNextTargetAndMoreWork) {
+  const Fixture fixture(2);
+  auto first = testing::MakeAccumulator(fixture.layout, Grid());
+  auto second = testing::MakeAccumulator(fixture.layout, Grid());
+  FoldPool pool({2, 16});
+  pool.Target(first.get());
+  std::promise<void> all_done;
+  pool.Fold(fixture.Update(0), [&] {
+    pool.Target(second.get());
+    pool.Fold(fixture.Update(1), [&] { all_done.set_value(); });
+  });
+  all_done.get_future().wait();
+  pool.Wait();
+  auto expected = testing::MakeAccumulator(fixture.layout, Grid());
+  testing::FoldAll(expected.get(), {fixture.Update(1)});
+  EXPECT_EQ(testing::DigestOf(*second), testing::DigestOf(*expected));
+}
+
+TEST(FoldPoolTest, CallsBackWhereThereIsNothingToFold) {
+  const auto layout = testing::MakeLayout({{"none", {0}}});
+  auto sum = testing::MakeAccumulator(layout, Grid());
+  UpdateAssembler assembler(layout, Grid(), "c", 1, 0);
+  FoldPool pool({4, 16});
+  pool.Target(sum.get());
+  std::atomic<int> calls = 0;
+  pool.Fold(assembler.Finish(0, 0), [&] { ++calls; });
+  pool.Merge(testing::PackAll(*sum, "c"), [&] { ++calls; });
+  pool.Wait();
+  EXPECT_EQ(calls, 2);
+}
+
+TEST(FoldPoolTest, FinishesWhatWasHandedInBeforeItEnds) {
+  const Fixture fixture(5);
+  auto sum = testing::MakeAccumulator(fixture.layout, Grid());
+  std::atomic<int> calls = 0;
+  {
+    FoldPool pool({2, 1});
+    pool.Target(sum.get());
+    for (int i = 0; i < 5; ++i) pool.Fold(fixture.Update(i), [&] { ++calls; });
+  }
+  EXPECT_EQ(calls, 5);
+  EXPECT_EQ(testing::DigestOf(*sum), fixture.Expected());
+}
+
+TEST(FoldPoolDeathTest, RefusesANewTargetWhileWorkIsInFlight) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const Fixture fixture(1);
+  EXPECT_DEATH(
+      {
+        auto sum = testing::MakeAccumulator(fixture.layout, Grid());
+        FoldPool pool({1, 1});
+        pool.Target(sum.get());
+        std::promise<void> entered;
+        std::promise<void> release;
+        // The only worker is held in the first's callback, so the second stays in flight.
+        pool.Fold(fixture.Update(0), [&] {
+          entered.set_value();
+          release.get_future().wait();
+        });
+        pool.Fold(fixture.Update(0), nullptr);
+        entered.get_future().wait();
+        pool.Target(nullptr);
+      },
+      "Target was called while work is in flight");
+}
+
+TEST(FoldPoolDeathTest, RefusesWorkWithoutATarget) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const Fixture fixture(1);
+  EXPECT_DEATH(
+      {
+        FoldPool pool({1, 1});
+        pool.Fold(fixture.Update(0), nullptr);
+      },
+      "before Target");
+}
+
+}  // namespace
+}  // namespace tributary::aggregation

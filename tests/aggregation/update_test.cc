@@ -1,0 +1,168 @@
+// Promises of updates that are right: encoded whole, taken from any slices, folded as the layout
+// says.
+#include "aggregation/update.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+
+#include "testing.h"
+
+namespace tributary::aggregation {
+namespace {
+
+using ::testing::HasSubstr;
+
+compression::SegmentHeader HeaderOf(const std::vector<uint8_t>& segment) {
+  const PiecedBytes bytes{ByteSpan(segment)};
+  ByteCursor cursor(bytes);
+  return *compression::ReadSegmentHeader(&cursor);
+}
+
+TEST(EncodeUpdateTest, CutsSegmentsAtTilesWithinOneMebibyte) {
+  const auto layout = testing::MakeLayout({{"w", {600'000}, DType::kF32, Policy::kMean},
+                                           {"none", {0}, DType::kF32, Policy::kMean},
+                                           {"frozen", {9}, DType::kF32, Policy::kSkip},
+                                           {"counts", {140'000}, DType::kI64, Policy::kSum},
+                                           {"b", {}, DType::kF32, Policy::kMean}});
+  auto deltas = testing::RandomDeltas(*layout, 1);
+  const auto recorded = testing::Record(*layout, {"fp32"}, "c", 1, deltas);
+  // w: 262,144 + 262,144 + 75,712 floats; counts: 131,072 + 8,928 integers; b: 1.
+  const std::vector<std::array<uint64_t, 4>> expected = {
+      {0, 0, 262144, 1048576}, {0, 262144, 262144, 1048576}, {0, 524288, 75712, 302848},
+      {3, 0, 131072, 1048576}, {3, 131072, 8928, 71424},     {4, 0, 1, 4}};
+  ASSERT_EQ(recorded.segments.size(), expected.size());
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const auto header = HeaderOf(recorded.segments[i]);
+    EXPECT_EQ(
+        (std::array<uint64_t, 4>{header.tensor, header.first, header.count, header.payload_bytes}),
+        expected[i]);
+    EXPECT_EQ(recorded.segments[i].size(), 32 + header.payload_bytes);
+  }
+  EXPECT_LE(recorded.size(), MaxEncodedBytes(*layout));
+}
+
+TEST(EncodeUpdateTest, NamesTheTensorThatCannotBeEncoded) {
+  const auto layout = testing::MakeLayout({{"good", {4}}, {"bad", {4}}});
+  const auto codec = compression::MakeCodec("fp32");
+  ASSERT_TRUE(codec.ok());
+  int emitted = 0;
+  const auto encode = [&](testing::GivenDeltas& deltas) {
+    return EncodeUpdate(*layout, **codec, 1, 1, deltas, [&](std::vector<uint8_t>) {
+      ++emitted;
+      return absl::OkStatus();
+    });
+  };
+  auto deltas = testing::RandomDeltas(*layout, 1);
+  deltas.floats[1][2] = std::nanf("");
+  const absl::Status nan = encode(deltas);
+  EXPECT_EQ(nan.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(nan.message(), HasSubstr("\"bad\""));
+  EXPECT_EQ(emitted, 1);
+
+  deltas.floats[1].resize(3);
+  EXPECT_THAT(encode(deltas).message(),
+              HasSubstr("tensor \"bad\": its delta has 3 elements, the layout says 4"));
+}
+
+TEST(EncodeUpdateTest, PassesOnWhatEmitAndTheSourceSay) {
+  const auto layout = testing::MakeLayout({{"w", {4}}});
+  const auto codec = compression::MakeCodec("fp32");
+  ASSERT_TRUE(codec.ok());
+  auto deltas = testing::RandomDeltas(*layout, 1);
+  const absl::Status status =
+      EncodeUpdate(*layout, **codec, 1, 1, deltas,
+                   [](std::vector<uint8_t>) { return absl::CancelledError("enough"); });
+  EXPECT_EQ(status.code(), absl::StatusCode::kCancelled);
+}
+
+// Deltas that want residuals too.
+class WithResiduals : public testing::GivenDeltas {
+ public:
+  explicit WithResiduals(const ModelLayout& layout)
+      : GivenDeltas(testing::RandomDeltas(layout, 5)), residuals(layout.tensors().size()) {
+    for (size_t t = 0; t < residuals.size(); ++t) residuals[t].assign(floats[t].size(), 9);
+  }
+  std::span<float> Residual(uint32_t tensor) override { return residuals[tensor]; }
+  std::vector<std::vector<float>> residuals;
+};
+
+TEST(EncodeUpdateTest, ResidualIsWhatDecodingLacks) {
+  const auto layout = testing::MakeLayout({{"w", {70'000}}, {"b", {3}}});
+  const auto codec = compression::MakeCodec("bf16");
+  ASSERT_TRUE(codec.ok());
+  WithResiduals deltas(*layout);
+  std::vector<std::vector<float>> decoded(2);
+  ASSERT_TRUE(EncodeUpdate(*layout, **codec, 1, 1, deltas, [&](std::vector<uint8_t> segment) {
+                const auto header = HeaderOf(segment);
+                std::vector<float> out(header.count);
+                (*codec)->Decode(PiecedBytes(ByteSpan(segment).subspan(32)), out);
+                decoded[header.tensor].insert(decoded[header.tensor].end(), out.begin(), out.end());
+                return absl::OkStatus();
+              }).ok());
+  for (size_t t = 0; t < 2; ++t) {
+    ASSERT_EQ(decoded[t].size(), deltas.floats[t].size());
+    for (size_t i = 0; i < decoded[t].size(); ++i) {
+      ASSERT_EQ(deltas.residuals[t][i], deltas.floats[t][i] - decoded[t][i]) << t << " " << i;
+    }
+  }
+}
+
+TEST(UpdateAssemblerTest, HowTheBytesAreSlicedChangesNothing) {
+  const auto layout = testing::MixedLayout();
+  const Grid grid;
+  auto deltas = testing::RandomDeltas(*layout, 3);
+  const auto recorded =
+      testing::Record(*layout, {"int8(block=64)", "fp32", "fp16"}, "c", 17, deltas);
+  std::string digest;
+  for (const uint64_t slice_seed : {0, 1, 2, 3}) {
+    const auto update = testing::Assemble(layout, grid, recorded, slice_seed);
+    ASSERT_NE(update, nullptr);
+    EXPECT_EQ(update->encoded_bytes(), recorded.size());
+    EXPECT_EQ(update->weight(), 17);
+    EXPECT_EQ(update->id(), "c");
+    auto sum = testing::MakeAccumulator(layout, grid);
+    testing::FoldAll(sum.get(), {update});
+    if (digest.empty()) digest = testing::DigestOf(*sum);
+    EXPECT_EQ(testing::DigestOf(*sum), digest);
+  }
+}
+
+TEST(UpdateAssemblerTest, TakesManySegmentsInOneAdd) {
+  const auto layout = testing::MixedLayout();
+  auto deltas = testing::RandomDeltas(*layout, 3);
+  const auto recorded = testing::Record(*layout, {"bf16"}, "c", 1, deltas);
+  const auto all = std::make_shared<const std::vector<uint8_t>>(recorded.Bytes());
+  UpdateAssembler assembler(layout, Grid(), "c", 1, all->size());
+  ASSERT_TRUE(assembler.Add(PiecedBytes(ByteSpan(*all)), all)) << assembler.refusal().message;
+  const auto update = assembler.Finish(all->size(), recorded.crc());
+  ASSERT_NE(update, nullptr) << assembler.refusal().message;
+  EXPECT_EQ(update->segments().size(), recorded.segments.size());
+}
+
+TEST(UpdateAssemblerTest, KeepsTheBytesAliveAsLongAsTheUpdate) {
+  const auto layout = testing::MakeLayout({{"w", {100}}});
+  auto deltas = testing::RandomDeltas(*layout, 3);
+  const auto recorded = testing::Record(*layout, {"fp32"}, "c", 1, deltas);
+  auto owned = std::make_shared<const std::vector<uint8_t>>(recorded.Bytes());
+  const std::weak_ptr<const std::vector<uint8_t>> alive = owned;
+  UpdateAssembler assembler(layout, Grid(), "c", 1, owned->size());
+  ASSERT_TRUE(assembler.Add(PiecedBytes(ByteSpan(*owned)), owned));
+  owned.reset();
+  auto update = assembler.Finish(recorded.size(), recorded.crc());
+  EXPECT_FALSE(alive.expired());
+  update.reset();
+  EXPECT_TRUE(alive.expired());
+}
+
+TEST(UpdateAssemblerTest, AnUpdateOfNothingIsWhole) {
+  const auto layout =
+      testing::MakeLayout({{"none", {0}}, {"frozen", {8}, DType::kF32, Policy::kSkip}});
+  UpdateAssembler assembler(layout, Grid(), "c", 1, 0);
+  EXPECT_NE(assembler.Finish(0, 0), nullptr) << assembler.refusal().message;
+}
+
+}  // namespace
+}  // namespace tributary::aggregation
