@@ -1,0 +1,144 @@
+// Starting, watching and ending the clients of one process.
+#include "client/trainer/internal/fleet.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <spdlog/spdlog.h>
+#include <sys/eventfd.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "base/status.h"
+#include "client/trainer/dataset.h"
+#include "client/trainer/internal/logging_trainer.h"
+
+namespace tributary::client::trainer {
+namespace {
+
+int SlotCount(const ClientConfig& config, bool simulate) {
+  if (!simulate) return 1;
+  const uint32_t cores = std::max(1u, std::thread::hardware_concurrency());
+  const uint32_t wished = config.threads == 0 ? cores : config.threads;
+  return static_cast<int>(std::min(wished, config.split.clients));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Fleet>> Fleet::Create(const ClientConfig& config, bool simulate) {
+  std::unique_ptr<Fleet> fleet(new Fleet);
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGINT);
+  sigaddset(&signals, SIGTERM);
+  // Before any thread: all inherit it, and the descriptor gets every signal.
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  fleet->signals_ = signalfd(-1, &signals, SFD_CLOEXEC);
+  fleet->finished_ = eventfd(0, EFD_CLOEXEC);
+  if (fleet->signals_ < 0 || fleet->finished_ < 0) {
+    return absl::ResourceExhaustedError("no file descriptor is left; raise ulimit -n");
+  }
+  UseOneTorchThread();
+  RETURN_IF_ERROR(fleet->AddMembers(config, simulate));
+  return fleet;
+}
+
+Fleet::~Fleet() {
+  if (signals_ >= 0) close(signals_);
+  if (finished_ >= 0) close(finished_);
+}
+
+absl::Status Fleet::AddMembers(const ClientConfig& config, bool simulate) {
+  ASSIGN_OR_RETURN(const auto pool, NetworkPool::Create(config.model, SlotCount(config, simulate)));
+  ASSIGN_OR_RETURN(const ImageFormat format, FormatOf(config.dataset));
+  RETURN_IF_ERROR(pool->CheckInput(format));
+  ASSIGN_OR_RETURN(const Dataset dataset, LoadDataset(config.dataset, config.directory));
+  ASSIGN_OR_RETURN(const Parts train, SplitTraining(dataset.train.labels, config.split));
+  ASSIGN_OR_RETURN(const Parts test,
+                   SplitTest(dataset.test.size(), config.split.clients, config.split.seed));
+  const uint32_t first = simulate ? 0 : config.index;
+  const uint32_t end = simulate ? config.split.clients : config.index + 1;
+  for (uint32_t i = first; i < end; ++i) {
+    const std::string id = simulate ? absl::StrFormat("%s-%03d", config.id, i) : config.id;
+    TorchTrainer::Data data{.format = dataset.format,
+                            .train = Gather(dataset.train, dataset.format, train[i]),
+                            .test = Gather(dataset.test, dataset.format, test[i])};
+    RETURN_IF_ERROR(AddMember(config, id, simulate, pool, std::move(data)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Fleet::AddMember(const ClientConfig& config, const std::string& id, bool simulate,
+                              const std::shared_ptr<NetworkPool>& pool, TorchTrainer::Data data) {
+  ClientOptions options;
+  options.endpoints = config.endpoints;
+  options.id = id;
+  options.run = config.run;
+  options.examples = data.train.size();
+  options.own_connection = !simulate;
+  spdlog::log(simulate ? spdlog::level::debug : spdlog::level::info,
+              "{}: {} training and {} test examples of {}, model {}, aggregators {}", id,
+              data.train.size(), data.test.size(), config.dataset, config.model,
+              absl::StrJoin(config.endpoints, ", "));
+  ASSIGN_OR_RETURN(auto trainer, TorchTrainer::Create(pool, id, std::move(data)));
+  Member member{.id = id,
+                .trainer = MakeLoggingTrainer(id, std::move(trainer), simulate),
+                .client = nullptr,
+                .result = absl::OkStatus()};
+  ASSIGN_OR_RETURN(member.client, Client::Create(std::move(options), member.trainer.get()));
+  members_.push_back(std::move(member));
+  return absl::OkStatus();
+}
+
+void Fleet::RunMember(Member* member) const {
+  member->result = member->client->Run();
+  eventfd_write(finished_, 1);
+}
+
+bool Fleet::Watch() {
+  bool asked = false;
+  for (size_t finished = 0; finished < members_.size();) {
+    pollfd fds[2] = {{.fd = signals_, .events = POLLIN, .revents = 0},
+                     {.fd = finished_, .events = POLLIN, .revents = 0}};
+    if (poll(fds, 2, -1) < 0) continue;  // interrupted
+    eventfd_t ended = 0;
+    if ((fds[1].revents & POLLIN) != 0 && eventfd_read(finished_, &ended) == 0) finished += ended;
+    if ((fds[0].revents & POLLIN) == 0) continue;
+    signalfd_siginfo info = {};
+    if (read(signals_, &info, sizeof(info)) != sizeof(info)) continue;
+    const char* const name = info.ssi_signo == SIGINT ? "SIGINT" : "SIGTERM";
+    if (asked) {
+      spdlog::error("a second {}: ending at once", name);
+      spdlog::default_logger()->flush();
+      std::_Exit(1);
+    }
+    asked = true;
+    spdlog::info("{}: leaving", name);
+    for (const Member& member : members_) member.client->Shutdown();
+  }
+  return asked;
+}
+
+absl::Status Fleet::Run() {
+  std::vector<std::thread> threads;
+  for (Member& member : members_) threads.emplace_back([this, &member] { RunMember(&member); });
+  const bool asked = Watch();
+  for (std::thread& thread : threads) thread.join();
+  absl::Status first;
+  for (const Member& member : members_) {
+    if (member.result.ok() || (asked && absl::IsCancelled(member.result))) continue;
+    spdlog::error("{}: {}", member.id, Text(member.result));
+    first.Update(Annotate(member.result, member.id));
+  }
+  if (first.ok()) spdlog::info(asked ? "left, as asked" : "the run is finished");
+  return first;
+}
+
+}  // namespace tributary::client::trainer

@@ -1,0 +1,49 @@
+// Private to client/trainer: the clients of one process, one or many, from data to exit.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/client.h"
+#include "client/trainer/config.h"
+#include "client/trainer/trainer.h"
+
+namespace tributary::client::trainer {
+
+// Not thread-safe.
+class Fleet {
+ public:
+  // Loads the data, cuts it, makes the clients: the one of the config, or, with `simulate`, all of
+  // its [data] clients, named `<id>-000`, `<id>-001`, ... SIGINT and SIGTERM are blocked from here
+  // on, also for the threads that start later.
+  static absl::StatusOr<std::unique_ptr<Fleet>> Create(const ClientConfig& config, bool simulate);
+  ~Fleet();
+
+  // Runs every client to its end. SIGINT or SIGTERM ends them politely, a second one at once. OK:
+  // all runs finished, or a signal asked for the end; else the first failure, all being logged.
+  absl::Status Run();
+
+ private:
+  struct Member {
+    std::string id;
+    std::unique_ptr<Trainer> trainer;
+    std::unique_ptr<Client> client;
+    absl::Status result;
+  };
+
+  Fleet() = default;
+  absl::Status AddMembers(const ClientConfig& config, bool simulate);
+  absl::Status AddMember(const ClientConfig& config, const std::string& id, bool simulate,
+                         const std::shared_ptr<NetworkPool>& pool, TorchTrainer::Data data);
+  // Waits until all have ended; true where a signal asked for it.
+  bool Watch();
+  void RunMember(Member* member) const;
+
+  std::vector<Member> members_;
+  int signals_ = -1;   // a signalfd
+  int finished_ = -1;  // an eventfd: counts the members that have ended
+};
+
+}  // namespace tributary::client::trainer
