@@ -94,7 +94,7 @@ void Connection::Connect() {
     retry_after_ = absl::ZeroDuration();
     channel_ = OpenChannel(endpoint(), options_.own_connection, options_.connect_timeout);
     stream_ = stream = SessionStream::Open(channel_, std::move(join), shared_from_this());
-    stream_ended_ = false;
+    mailbox_->StreamOpened();
     stream_joined_ = false;
     SetTimer(options_.connect_timeout, &Connection::OnConnectTimeout);
   }
@@ -224,42 +224,47 @@ void Connection::MoveOn(absl::Duration retry_after) {
   stream->Cancel();  // OnStreamEnd goes on from here
 }
 
-void Connection::OnStreamEnd(const SessionStream* stream, const absl::Status& why) {
+void Connection::OnStreamEnd(std::shared_ptr<SessionStream> stream, const absl::Status& why) {
   bool was_up = false;
-  absl::Status end;
+  bool closed = false;
   {
     std::lock_guard lock(mu_);
-    if (stream_.get() != stream) return;
-    stream_ended_ = true;
     was_up = state_ == State::kUp;
-    if (state_ != State::kClosed) {
-      const absl::Duration now = Now();
-      if (was_up) last_answer_ = now;
-      const absl::Duration give_up = last_answer_ + options_.give_up_after;
-      if (!was_up && ForGood(why)) {
-        end = absl::FailedPreconditionError(absl::StrCat("aggregator ", endpoint(),
-                                                         " refused client \"", options_.id,
-                                                         "\" for good: ", why.message()));
-      } else if (now >= give_up && !was_up) {
-        end = absl::UnavailableError(absl::StrCat(
-            "no aggregator answered client \"", options_.id, "\" for ",
-            absl::FormatDuration(options_.give_up_after), "; tried ",
-            absl::StrJoin(options_.endpoints, ", "), "; the last error: ", why.message(),
-            "; check that one is running and that the addresses are right"));
-      } else {
-        state_ = State::kWaiting;
-        stream_ = nullptr;
-        channel_ = nullptr;
-        const absl::Duration due = rotation_.Next(now, retry_after_);
-        // An attempt is made when the patience ends, whatever the backoff says: it is the last.
-        SetTimer(std::min(due, std::max(give_up, now + options_.backoff_min)) - now,
-                 &Connection::OnDue);
-      }
-    }
+    closed = state_ == State::kClosed;
+    if (!closed) state_ = State::kWaiting;
+    stream_ = nullptr;
+    channel_ = nullptr;
   }
+  // Before the next attempt is set up, so that its Joined cannot come first.
   if (was_up) mailbox_->PostLost();
-  if (!end.ok()) End(std::move(end));
-  mailbox_->Poke();
+  if (!closed) {
+    if (absl::Status end = Reconnect(was_up, why); !end.ok()) End(std::move(end));
+  }
+  mailbox_->Retire(std::move(stream));
+}
+
+absl::Status Connection::Reconnect(bool was_up, const absl::Status& why) {
+  std::lock_guard lock(mu_);
+  if (state_ != State::kWaiting) return absl::OkStatus();
+  if (!was_up && ForGood(why)) {
+    return absl::FailedPreconditionError(absl::StrCat("aggregator ", endpoint(),
+                                                      " refused client \"", options_.id,
+                                                      "\" for good: ", why.message()));
+  }
+  const absl::Duration now = Now();
+  if (was_up) last_answer_ = now;
+  const absl::Duration give_up = last_answer_ + options_.give_up_after;
+  if (now >= give_up && !was_up) {
+    return absl::UnavailableError(
+        absl::StrCat("no aggregator answered client \"", options_.id, "\" for ",
+                     absl::FormatDuration(options_.give_up_after), "; tried ",
+                     absl::StrJoin(options_.endpoints, ", "), "; the last error: ", why.message(),
+                     "; check that one is running and that the addresses are right"));
+  }
+  const absl::Duration due = rotation_.Next(now, retry_after_);
+  // An attempt is made when the patience ends, whatever the backoff says: it is the last.
+  SetTimer(std::min(due, std::max(give_up, now + options_.backoff_min)) - now, &Connection::OnDue);
+  return absl::OkStatus();
 }
 
 void Connection::OnDue(uint64_t) { Connect(); }
@@ -290,18 +295,15 @@ void Connection::Close(const std::string& leave) {
   bool joined = false;
   {
     std::lock_guard lock(mu_);
+    if (std::exchange(closed_, true)) return;
     up = state_ == State::kUp;
     joined = stream_joined_;
     state_ = State::kClosed;
     timer_ = nullptr;
     stream = stream_;
-    if (std::exchange(closed_, true) || stream == nullptr || stream_ended_) return;
   }
-  const auto ended = [this] {
-    std::lock_guard lock(mu_);
-    return stream_ended_;
-  };
-  if (joined) {
+  const auto ended = [this] { return !mailbox_->streams_open(); };
+  if (stream != nullptr && joined) {
     if (up && !leave.empty()) {
       v1::SessionRequest request;
       request.mutable_leave()->set_reason(leave);
@@ -310,7 +312,9 @@ void Connection::Close(const std::string& leave) {
     stream->Finish();
     mailbox_->Wait(kGoodbye, ended);
   }
-  if (!ended()) stream->Cancel();
+  if (stream != nullptr) stream->Cancel();
+  mailbox_->Wait(absl::InfiniteDuration(), ended);
+  mailbox_->Clear();
 }
 
 }  // namespace tributary::client::internal

@@ -30,11 +30,11 @@ class Connection final : public SessionHandler, public std::enable_shared_from_t
   // Leaves the present aggregator, not to come back before `retry_after`.
   void MoveOn(absl::Duration retry_after);
   // Says goodbye (`leave`, where not empty) and ends. Waits for the goodbye to arrive, a second at
-  // most.
+  // most, and for gRPC to be done with this client. Not from gRPC's threads.
   void Close(const std::string& leave);
 
   void OnStreamMessage(const SessionStream* stream, v1::SessionResponse message) override;
-  void OnStreamEnd(const SessionStream* stream, const absl::Status& why) override;
+  void OnStreamEnd(std::shared_ptr<SessionStream> stream, const absl::Status& why) override;
 
  private:
   enum class State { kWaiting, kConnecting, kUp, kClosed };
@@ -44,6 +44,7 @@ class Connection final : public SessionHandler, public std::enable_shared_from_t
   void OnDue(uint64_t attempt);
   void OnConnectTimeout(uint64_t attempt);
   void Beat(uint64_t attempt);
+  absl::Status Reconnect(bool was_up, const absl::Status& why);             // not OK: the end
   void SetTimer(absl::Duration after, void (Connection::*then)(uint64_t));  // mu_ held
   void Joined(const SessionStream* stream, v1::Joined joined);
   void Refused(const SessionStream* stream, const v1::Refused& refused);
@@ -68,7 +69,6 @@ class Connection final : public SessionHandler, public std::enable_shared_from_t
   absl::Duration last_answer_;  // monotonic
   absl::Duration retry_after_;  // what the aggregator that sends us away asked for
   absl::Duration heartbeat_;
-  bool stream_ended_ = true;
   bool stream_joined_ = false;
   bool closed_ = false;  // Close has been called
 };

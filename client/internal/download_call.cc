@@ -1,6 +1,7 @@
 // The reactor of a download: bytes go from gRPC's slices straight into the model.
 #include "client/internal/download_call.h"
 
+#include <atomic>
 #include <mutex>
 #include <utility>
 
@@ -81,8 +82,8 @@ class ModelReceipt {
   bool trailer_seen_ = false;
 };
 
-// Keeps itself alive until OnDone has returned; the caller waits for done(). `target` and
-// `received_bytes` outlive it.
+// The caller's, who waits for done() and frees it: never on gRPC's threads (see Mailbox::Retire).
+// `target` and `received_bytes` outlive it.
 class DownloadReactor final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   DownloadReactor(const std::shared_ptr<grpc::Channel>& channel, const DownloadTarget& target,
@@ -93,22 +94,17 @@ class DownloadReactor final : public grpc::ClientBidiReactor<grpc::ByteBuffer, g
         mailbox_(std::move(mailbox)),
         received_bytes_(received_bytes) {}
 
-  static std::shared_ptr<DownloadReactor> Start(std::shared_ptr<DownloadReactor> reactor) {
+  void Start() {
     {
-      std::lock_guard lock(reactor->mu_);
-      reactor->self_ = reactor;
-      reactor->stub_.PrepareBidiStreamingCall(&reactor->context_, kMethod, {}, reactor.get());
-      reactor->StartWriteLast(&reactor->request_, grpc::WriteOptions());
-      reactor->StartRead(&reactor->message_);
+      std::lock_guard lock(mu_);
+      stub_.PrepareBidiStreamingCall(&context_, kMethod, {}, this);
+      StartWriteLast(&request_, grpc::WriteOptions());
+      StartRead(&message_);
     }
-    reactor->StartCall();
-    return reactor;
+    StartCall();
   }
   void Cancel() { context_.TryCancel(); }
-  bool done() const {
-    std::lock_guard lock(mu_);
-    return done_;
-  }
+  bool done() const { return done_.load(std::memory_order_acquire); }
   absl::StatusOr<std::vector<uint8_t>> Take() {
     std::lock_guard lock(mu_);
     RETURN_IF_ERROR(status_);
@@ -124,7 +120,7 @@ class DownloadReactor final : public grpc::ClientBidiReactor<grpc::ByteBuffer, g
     StartRead(&message_);
   }
   void OnDone(const grpc::Status& status) override {
-    std::shared_ptr<DownloadReactor> self;
+    const std::shared_ptr<Mailbox> mailbox = mailbox_;
     {
       std::lock_guard lock(mu_);
       if (status_.ok() && !status.ok()) {
@@ -134,10 +130,9 @@ class DownloadReactor final : public grpc::ClientBidiReactor<grpc::ByteBuffer, g
       if (status_.ok() && !receipt_.complete()) {
         status_ = absl::DataLossError("the model ended before its trailer");
       }
-      done_ = true;
-      self = std::move(self_);
     }
-    mailbox_->Poke();
+    done_.store(true, std::memory_order_release);  // from here on this object may be gone
+    mailbox->Poke();
   }
 
  private:
@@ -155,9 +150,8 @@ class DownloadReactor final : public grpc::ClientBidiReactor<grpc::ByteBuffer, g
   ModelReceipt receipt_;
   const std::shared_ptr<Mailbox> mailbox_;
   std::atomic<uint64_t>* const received_bytes_;
-  std::shared_ptr<DownloadReactor> self_;
   absl::Status status_;
-  bool done_ = false;
+  std::atomic<bool> done_{false};
 };
 
 }  // namespace
@@ -167,14 +161,14 @@ absl::StatusOr<std::vector<uint8_t>> Download(const std::shared_ptr<grpc::Channe
                                               const std::shared_ptr<Mailbox>& mailbox,
                                               const std::function<bool()>& interrupted,
                                               std::atomic<uint64_t>* received_bytes) {
-  const auto reactor = DownloadReactor::Start(
-      std::make_shared<DownloadReactor>(channel, target, mailbox, received_bytes));
-  mailbox->Wait(absl::InfiniteDuration(), [&] { return reactor->done() || interrupted(); });
-  if (!reactor->done()) {
-    reactor->Cancel();
-    mailbox->Wait(absl::InfiniteDuration(), [&] { return reactor->done(); });
+  DownloadReactor reactor(channel, target, mailbox, received_bytes);
+  reactor.Start();
+  mailbox->Wait(absl::InfiniteDuration(), [&] { return reactor.done() || interrupted(); });
+  if (!reactor.done()) {
+    reactor.Cancel();
+    mailbox->Wait(absl::InfiniteDuration(), [&] { return reactor.done(); });
   }
-  ASSIGN_OR_RETURN(std::vector<uint8_t> bytes, reactor->Take());
+  ASSIGN_OR_RETURN(std::vector<uint8_t> bytes, reactor.Take());
   // Here, not where the bytes come: gRPC's few threads serve every client of the process.
   if (const std::string sha256 = Sha256Of(bytes); sha256 != target.request.sha256()) {
     return absl::DataLossError(absl::StrCat("the model's SHA-256 is ",

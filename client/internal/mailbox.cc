@@ -72,9 +72,28 @@ void Mailbox::Poke() {
   Changed();
 }
 
+void Mailbox::StreamOpened() {
+  std::lock_guard lock(mu_);
+  ++open_streams_;
+}
+
+void Mailbox::Retire(std::shared_ptr<const void> remains) {
+  std::lock_guard lock(mu_);
+  remains_.push_back(std::move(remains));
+  --open_streams_;
+  Changed();
+}
+
 Event Mailbox::Next() {
+  std::vector<std::shared_ptr<const void>> remains;
   std::unique_lock lock(mu_);
-  changed_.wait(lock, [this] { return shutdown_ || !events_.empty(); });
+  while (!shutdown_ && events_.empty()) {
+    changed_.wait(lock, [this] { return shutdown_ || !events_.empty() || !remains_.empty(); });
+    remains.swap(remains_);
+    lock.unlock();
+    remains.clear();
+    lock.lock();
+  }
   if (shutdown_) return {0, End{absl::CancelledError("the client was shut down")}};
   Event event = std::move(events_.front());
   events_.pop_front();
@@ -86,14 +105,25 @@ void Mailbox::Wait(absl::Duration at_most, const std::function<bool()>& conditio
                        absl::ToChronoNanoseconds(std::min(at_most, absl::Hours(24 * 365)));
   while (true) {
     uint64_t seen = 0;
+    std::vector<std::shared_ptr<const void>> remains;
     {
       std::lock_guard lock(mu_);
       seen = changes_;
+      remains.swap(remains_);
     }
+    remains.clear();
     if (condition()) return;
     std::unique_lock lock(mu_);
     if (!changed_.wait_until(lock, give_up, [&] { return changes_ != seen; })) return;
   }
+}
+
+void Mailbox::Clear() {
+  std::vector<std::shared_ptr<const void>> remains;  // freed last, without the lock
+  Uplink uplink;
+  std::lock_guard lock(mu_);
+  remains.swap(remains_);
+  uplink = std::exchange(uplink_, {});
 }
 
 uint64_t Mailbox::last_sequence() const {
@@ -104,6 +134,11 @@ uint64_t Mailbox::last_sequence() const {
 Uplink Mailbox::uplink() const {
   std::lock_guard lock(mu_);
   return uplink_;
+}
+
+bool Mailbox::streams_open() const {
+  std::lock_guard lock(mu_);
+  return open_streams_ > 0;
 }
 
 bool Mailbox::ending() const {

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <string>
 #include <variant>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -63,6 +64,12 @@ class Mailbox {
   void PostEnd(absl::Status status);  // after what is queued
   void PostShutdown();                // before what is queued
   void Poke();                        // something that a Wait's condition looks at has changed
+  // A session call began; it ends with Retire, which takes what is left of it. What holds a channel
+  // must not be freed on gRPC's callback threads: gRPC 1.51 joins those threads where its last
+  // channel goes, and one that joins itself crashes. So the remains lie here until Run's thread,
+  // in Next, Wait or Clear, frees them.
+  void StreamOpened();
+  void Retire(std::shared_ptr<const void> remains);
 
   // --- For Run's thread.
   Event Next();  // waits
@@ -70,9 +77,11 @@ class Mailbox {
   // lock held, again after each Post and Poke.
   void Wait(absl::Duration at_most, const std::function<bool()>& condition);
   uint64_t last_sequence() const;
+  void Clear();  // frees everything that holds a channel; after the last Retire
 
   // --- From any thread.
   Uplink uplink() const;
+  bool streams_open() const;
   bool ending() const;                        // a PostEnd or PostShutdown has been
   bool Superseded(const TaskKey& key) const;  // ending, or another task has come
   bool Over(const TaskKey& key) const;        // that, or the round's outcome is known
@@ -94,6 +103,8 @@ class Mailbox {
   uint64_t changes_ = 0;
   Uplink uplink_;
   uint64_t generations_ = 0;
+  uint64_t open_streams_ = 0;
+  std::vector<std::shared_ptr<const void>> remains_;
   bool ending_ = false;
   bool shutdown_ = false;
   TaskKey newest_task_;

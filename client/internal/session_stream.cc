@@ -114,14 +114,15 @@ void SessionStream::OnWriteDone(bool ok) {
 
 void SessionStream::OnDone(const grpc::Status& status) {
   std::shared_ptr<SessionHandler> handler;
-  std::shared_ptr<SessionStream> self;  // the last one, perhaps: freed on the way out
+  std::shared_ptr<SessionStream> self;
   {
     std::lock_guard lock(mu_);
     handler = std::move(handler_);
     self = std::move(self_);
   }
-  handler->OnStreamEnd(this, absl::Status(static_cast<absl::StatusCode>(status.error_code()),
-                                          status.error_message()));
+  handler->OnStreamEnd(
+      std::move(self),
+      absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message()));
 }
 
 }  // namespace tributary::client::internal

@@ -20,10 +20,11 @@ class SessionHandler {
  public:
   virtual ~SessionHandler() = default;
   virtual void OnStreamMessage(const SessionStream* stream, v1::SessionResponse message) = 0;
-  virtual void OnStreamEnd(const SessionStream* stream, const absl::Status& why) = 0;
+  // `stream` is given back: it holds a channel, so it must not be freed on this thread.
+  virtual void OnStreamEnd(std::shared_ptr<SessionStream> stream, const absl::Status& why) = 0;
 };
 
-// Keeps itself and its handler alive until OnStreamEnd has returned. Send, Finish and Cancel from
+// Keeps itself and its handler alive until OnStreamEnd. Send, Finish and Cancel from
 // any thread, at any time; they do not block.
 class SessionStream final
     : public grpc::ClientBidiReactor<v1::SessionRequest, v1::SessionResponse> {

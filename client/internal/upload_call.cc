@@ -1,6 +1,7 @@
 // The reactor of an upload.
 #include "client/internal/upload_call.h"
 
+#include <atomic>
 #include <mutex>
 #include <utility>
 
@@ -12,29 +13,24 @@ namespace {
 
 constexpr char kMethod[] = "/tributary.v1.Aggregator/Upload";
 
-// Keeps itself alive until OnDone has returned; the caller waits for done().
+// The caller's, who waits for done() and frees it: never on gRPC's threads (see Mailbox::Retire).
 class UploadReactor final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   UploadReactor(const std::shared_ptr<grpc::Channel>& channel, const v1::UploadHeader& header,
                 const EncodedDelta& delta, std::shared_ptr<Mailbox> mailbox)
       : stub_(channel), messages_(header, delta), mailbox_(std::move(mailbox)) {}
 
-  static std::shared_ptr<UploadReactor> Start(std::shared_ptr<UploadReactor> reactor) {
+  void Start() {
     {
-      std::lock_guard lock(reactor->mu_);
-      reactor->self_ = reactor;
-      reactor->stub_.PrepareBidiStreamingCall(&reactor->context_, kMethod, {}, reactor.get());
-      reactor->StartRead(&reactor->answer_);
-      reactor->WriteNext();
+      std::lock_guard lock(mu_);
+      stub_.PrepareBidiStreamingCall(&context_, kMethod, {}, this);
+      StartRead(&answer_);
+      WriteNext();
     }
-    reactor->StartCall();
-    return reactor;
+    StartCall();
   }
   void Cancel() { context_.TryCancel(); }
-  bool done() const {
-    std::lock_guard lock(mu_);
-    return done_;
-  }
+  bool done() const { return done_.load(std::memory_order_acquire); }
   UploadAttempt Take() {
     std::lock_guard lock(mu_);
     return {std::move(response_), messages_.segment_bytes()};
@@ -56,17 +52,16 @@ class UploadReactor final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grp
     }
   }
   void OnDone(const grpc::Status& status) override {
-    std::shared_ptr<UploadReactor> self;
+    const std::shared_ptr<Mailbox> mailbox = mailbox_;
     {
       std::lock_guard lock(mu_);
       if (!status.ok()) {
         response_ = absl::Status(static_cast<absl::StatusCode>(status.error_code()),
                                  status.error_message());
       }
-      done_ = true;
-      self = std::move(self_);
     }
-    mailbox_->Poke();
+    done_.store(true, std::memory_order_release);  // from here on this object may be gone
+    mailbox->Poke();
   }
 
  private:
@@ -86,10 +81,9 @@ class UploadReactor final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grp
   grpc::ByteBuffer message_;
   grpc::ByteBuffer answer_;
   const std::shared_ptr<Mailbox> mailbox_;
-  std::shared_ptr<UploadReactor> self_;
   absl::StatusOr<v1::UploadResponse> response_ =
       absl::UnavailableError("the aggregator ended an upload without an answer");
-  bool done_ = false;
+  std::atomic<bool> done_{false};
 };
 
 }  // namespace
@@ -97,14 +91,14 @@ class UploadReactor final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grp
 UploadAttempt Upload(const std::shared_ptr<grpc::Channel>& channel, const v1::UploadHeader& header,
                      const EncodedDelta& delta, const std::shared_ptr<Mailbox>& mailbox,
                      const std::function<bool()>& interrupted) {
-  const auto reactor =
-      UploadReactor::Start(std::make_shared<UploadReactor>(channel, header, delta, mailbox));
-  mailbox->Wait(absl::InfiniteDuration(), [&] { return reactor->done() || interrupted(); });
-  if (!reactor->done()) {
-    reactor->Cancel();
-    mailbox->Wait(absl::InfiniteDuration(), [&] { return reactor->done(); });
+  UploadReactor reactor(channel, header, delta, mailbox);
+  reactor.Start();
+  mailbox->Wait(absl::InfiniteDuration(), [&] { return reactor.done() || interrupted(); });
+  if (!reactor.done()) {
+    reactor.Cancel();
+    mailbox->Wait(absl::InfiniteDuration(), [&] { return reactor.done(); });
   }
-  return reactor->Take();
+  return reactor.Take();
 }
 
 }  // namespace tributary::client::internal

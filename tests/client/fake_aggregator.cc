@@ -19,7 +19,8 @@ ByteSpan Bytes(const std::string& text) {
 
 }  // namespace
 
-FakeAggregator::FakeAggregator(int port) {
+FakeAggregator::FakeAggregator(int port, const std::function<void(FakeAggregator&)>& setup) {
+  if (setup) setup(*this);
   grpc::ServerBuilder builder;
   builder.AddListeningPort(absl::StrCat("127.0.0.1:", port), grpc::InsecureServerCredentials(),
                            &port_);

@@ -41,7 +41,8 @@ struct DownloadScript {
 
 class FakeAggregator final : public v1::Aggregator::Service {
  public:
-  explicit FakeAggregator(int port = 0);  // 0: any
+  // Port 0: any. `setup` is called before the first client can come.
+  explicit FakeAggregator(int port = 0, const std::function<void(FakeAggregator&)>& setup = {});
   ~FakeAggregator() override { Kill(); }
   int port() const { return port_; }
   std::string endpoint() const;

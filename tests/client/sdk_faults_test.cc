@@ -108,12 +108,13 @@ TEST_F(SdkTest, AnAggregatorThatDiesAndComesBackGetsTheUpdateAgainWithoutTrainin
   server_.SendTask(Task(1));
   ASSERT_TRUE(server_.WaitForUploads(1));
   server_.Kill();
-  FakeAggregator again(port);
+  FakeAggregator again(port, [&](FakeAggregator& server) { Serve(server); });
   ASSERT_EQ(again.port(), port);
-  Serve(again);
   again.SendTask(Task(1));
   ASSERT_TRUE(again.WaitForUploads(1));
   EXPECT_EQ(again.uploads()[0].segments, server_.uploads()[0].segments);
+  again.SendOutcome(1, true);
+  ASSERT_TRUE(trainer_.WaitForOutcomes(1));
   EXPECT_THAT(trainer_.rounds(), ElementsAre(1));
   EXPECT_EQ(client->stats().reconnects, 1u);
   EXPECT_EQ(client->stats().accepted, 1u);
