@@ -180,9 +180,9 @@ absl::Status CheckControlHello(const v1::LinkHello& hello) {
 
 absl::Status CheckFit(const v1::LinkHello& theirs, const LinkOptions& ours) {
   if (theirs.chunk_bytes() == ours.chunk_bytes) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("\"", theirs.name(), "\" has chunk_bytes = ", theirs.chunk_bytes(), ", \"",
-                   ours.name, "\" has ", ours.chunk_bytes, "; give both the same"));
+  return absl::FailedPreconditionError(absl::StrCat(
+      "\"", absl::Utf8SafeCHexEscape(theirs.name()), "\" has chunk_bytes = ", theirs.chunk_bytes(),
+      ", \"", ours.name, "\" has ", ours.chunk_bytes, "; give both the same"));
 }
 
 std::string AnswerToGarbage(absl::string_view first_bytes, const absl::Status& why) {

@@ -7,6 +7,22 @@
 
 namespace tributary::transport::internal {
 
+absl::Status CheckSendable(bool ours, const Chunk& chunk, bool for_sending) {
+  if (!ours) {
+    return absl::InvalidArgumentError(
+        "Send was given an empty chunk or one of another link; send what this link's Borrow lent");
+  }
+  if (!for_sending) {
+    return absl::InvalidArgumentError(
+        "Send was given a received chunk; borrow one and copy into it");
+  }
+  if (chunk.size() > chunk.capacity()) {
+    return absl::InvalidArgumentError(absl::StrCat("Send was given a chunk of ", chunk.size(),
+                                                   " bytes; a slot has ", chunk.capacity()));
+  }
+  return absl::OkStatus();
+}
+
 LinkState::LinkState(const Config& config)
     : config_(config),
       send_pool_(0, config.send_slots),
@@ -55,6 +71,12 @@ void LinkState::OnSent(const SlotChunk& chunk) {
   ++sent_;
   ++stats.chunks_sent;
   stats.bytes_sent += chunk.bytes;
+}
+
+absl::Status LinkState::CloseTimeout() const {
+  return absl::DeadlineExceededError(
+      absl::StrCat(config_.peer, " has not confirmed in time that all of the ", queued_,
+                   " chunks sent have arrived; Close may be called again"));
 }
 
 bool LinkState::OnGrant(uint64_t epoch, uint64_t granted) {

@@ -16,6 +16,10 @@
 
 namespace tributary::transport::internal {
 
+// What Send checks of a chunk before it takes it: that it is of this link (`ours`), was borrowed
+// rather than received (`for_sending`), and is not longer than its slot. INVALID_ARGUMENT.
+absl::Status CheckSendable(bool ours, const Chunk& chunk, bool for_sending);
+
 // A chunk on its way out, or arrived.
 struct SlotChunk {
   uint32_t slot = 0;
@@ -61,6 +65,7 @@ class LinkState {
   void StartClosing() { closing_ = true; }       // no Borrow or Send after this
   void OnPeerHasAll() { peer_has_all_ = true; }  // the answer to our goodbye
   bool closed() const { return peer_has_all_; }
+  absl::Status CloseTimeout() const;  // Close waited until its deadline
 
   // --- receiving ---
   // A slot for the chunk numbered `sequence`. FAILED_PRECONDITION where the peer had no credit for

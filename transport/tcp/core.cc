@@ -9,6 +9,7 @@
 #include <system_error>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 
@@ -20,7 +21,7 @@ using internal::Deadline;
 namespace {
 
 internal::LinkState::Config StateConfig(const ReadySockets& sockets, const LinkOptions& options) {
-  return {.peer = absl::StrCat("peer \"", sockets.theirs.name(), "\" (",
+  return {.peer = absl::StrCat("peer \"", absl::Utf8SafeCHexEscape(sockets.theirs.name()), "\" (",
                                PeerText(sockets.control.get()), ")"),
           .chunk_bytes = options.chunk_bytes,
           .send_slots = options.slots,
@@ -95,32 +96,13 @@ absl::StatusOr<Chunk> TcpCore::Borrow(absl::Time deadline) {
 }
 
 absl::Status TcpCore::Send(Chunk chunk) {
-  if (OwnerOf(chunk) != this) {
-    return absl::InvalidArgumentError(
-        "Send was given an empty chunk or one of another link; send what this link's Borrow lent");
-  }
-  std::lock_guard lock(mutex_);
-  absl::Status status = state_.SendStatus();
-  if (status.ok() && !state_.IsSendSlot(SlotOf(chunk))) {
-    status =
-        absl::InvalidArgumentError("Send was given a received chunk; borrow one and copy into it");
-  }
-  if (status.ok() && chunk.size() > chunk.capacity()) {
-    status = absl::InvalidArgumentError(absl::StrCat("Send was given a chunk of ", chunk.size(),
-                                                     " bytes; a slot has ", chunk.capacity()));
-  }
+  RETURN_IF_ERROR(
+      internal::CheckSendable(OwnerOf(chunk) == this, chunk, state_.IsSendSlot(SlotOf(chunk))));
+  std::unique_lock lock(mutex_);
+  const absl::Status status = state_.SendStatus();
   if (!status.ok()) {
-    // The lease ends here, not in the chunk's destructor, which would lock the mutex again.
-    const uint32_t slot = Release(chunk);
-    if (state_.IsSendSlot(slot)) {
-      state_.ReturnUnsent(slot);
-      can_send_.notify_all();
-    } else {
-      state_.ReturnReceived(slot);
-      AnnounceGrant();
-    }
-    Unref();  // never the last: the Link is alive
-    return status;
+    lock.unlock();
+    return status;  // the chunk's end gives the slot back
   }
   const internal::SlotChunk queued = state_.Queue(SlotOf(chunk), chunk.size(), chunk.tag());
   Release(chunk);
@@ -130,7 +112,7 @@ absl::Status TcpCore::Send(Chunk chunk) {
     lane.sleeping = false;
     lane.wake.Wake();
   }
-  Unref();
+  Unref();  // the lease's; never the last, since the Link is alive
   return absl::OkStatus();
 }
 
@@ -184,9 +166,7 @@ absl::Status TcpCore::Close(absl::Time deadline) {
     if (peer_gone_ && state_.peer_done() && state_.queued() == 0) return absl::OkStatus();
     return state_.error();
   }
-  return absl::DeadlineExceededError(
-      absl::StrCat(state_.peer(), " has not confirmed in time that all of the ", state_.queued(),
-                   " chunks sent have arrived; Close may be called again"));
+  return state_.CloseTimeout();
 }
 
 void TcpCore::Fail(absl::Status error, bool local, bool tell) {

@@ -176,6 +176,12 @@ void SetLinkOptions(int fd, absl::Duration user_timeout) {
   setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &millis, sizeof(millis));
 }
 
+absl::Status SetBlocking(int fd) {
+  const int flags = fcntl(fd, F_GETFL);
+  if (flags < 0 || fcntl(fd, F_SETFL, flags & ~O_NONBLOCK) != 0) return ErrnoStatus("fcntl", errno);
+  return absl::OkStatus();
+}
+
 absl::Status WriteAll(int fd, absl::string_view bytes, const Deadline& deadline) {
   while (!bytes.empty()) {
     const ssize_t n = send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);

@@ -69,6 +69,7 @@ absl::StatusOr<Fd> ListenOn(const SocketAddress& address);
 absl::StatusOr<Fd> ConnectTo(const SocketAddress& address, const internal::Deadline& deadline);
 // No Nagle, keepalive, and unacknowledged bytes end the connection after `user_timeout`.
 void SetLinkOptions(int fd, absl::Duration user_timeout);
+absl::Status SetBlocking(int fd);
 
 // For set-up: all bytes or an error within the deadline; `fd` is non-blocking.
 absl::Status WriteAll(int fd, absl::string_view bytes, const internal::Deadline& deadline);

@@ -1,0 +1,102 @@
+// The fabrics that the conformance tests run against.
+#include "tests/transport/harness.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstdlib>
+
+#include "absl/strings/str_cat.h"
+#include "transport/faults.h"
+#include "transport/sim.h"
+#include "transport/tcp.h"
+
+namespace tributary::transport {
+namespace {
+
+class PlainThread final : public TestThread {
+ public:
+  explicit PlainThread(std::function<void()> body) : thread_(std::move(body)) {}
+  ~PlainThread() override { Join(); }
+  void Join() override {
+    if (thread_.joinable()) thread_.join();
+  }
+
+ private:
+  std::thread thread_;
+};
+
+class TcpHarness final : public Harness {
+ public:
+  explicit TcpHarness(bool decorated) : fabric_(MakeTcpFabric()) {
+    if (decorated) fabric_ = MakeFaultyFabric(std::move(fabric_), Faults());
+    // Bound and never listening: a port that stays free of listeners while this lives.
+    bound_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof(address);
+    if (bind(bound_, reinterpret_cast<sockaddr*>(&address), length) != 0 ||
+        getsockname(bound_, reinterpret_cast<sockaddr*>(&address), &length) != 0) {
+      std::abort();
+    }
+    nobody_ = absl::StrCat("127.0.0.1:", ntohs(address.sin_port));
+  }
+  ~TcpHarness() override { close(bound_); }
+  Fabric& server() override { return *fabric_; }
+  Fabric& client() override { return *fabric_; }
+  std::string listen_address() const override { return "127.0.0.1:0"; }
+  std::string nobody() const override { return nobody_; }
+  absl::Time In(absl::Duration wait) const override { return absl::Now() + wait; }
+  std::unique_ptr<TestThread> Spawn(std::function<void()> body) override {
+    return std::make_unique<PlainThread>(std::move(body));
+  }
+  std::string transport() const override { return "tcp"; }
+
+ private:
+  std::unique_ptr<Fabric> fabric_;
+  int bound_ = -1;
+  std::string nobody_;
+};
+
+class SimTestThread final : public TestThread {
+ public:
+  explicit SimTestThread(std::unique_ptr<SimNetwork::Thread> thread) : thread_(std::move(thread)) {}
+  void Join() override { thread_->Join(); }
+
+ private:
+  std::unique_ptr<SimNetwork::Thread> thread_;
+};
+
+class SimHarness final : public Harness {
+ public:
+  SimHarness()
+      : main_(network_),
+        server_(MakeSimFabric(network_, network_.AddNode())),
+        client_(MakeSimFabric(network_, network_.AddNode())) {}
+  Fabric& server() override { return *server_; }
+  Fabric& client() override { return *client_; }
+  std::string listen_address() const override { return ""; }
+  std::string nobody() const override { return "no such listener"; }
+  absl::Time In(absl::Duration wait) const override { return network_.In(wait); }
+  std::unique_ptr<TestThread> Spawn(std::function<void()> body) override {
+    return std::make_unique<SimTestThread>(network_.Spawn(std::move(body)));
+  }
+  std::string transport() const override { return "sim"; }
+
+ private:
+  SimNetwork network_;
+  SimNetwork::Participant main_;
+  std::unique_ptr<Fabric> server_;
+  std::unique_ptr<Fabric> client_;
+};
+
+}  // namespace
+
+std::unique_ptr<Harness> MakeTcpHarness() { return std::make_unique<TcpHarness>(false); }
+std::unique_ptr<Harness> MakeDecoratedTcpHarness() { return std::make_unique<TcpHarness>(true); }
+std::unique_ptr<Harness> MakeSimHarness() { return std::make_unique<SimHarness>(); }
+
+}  // namespace tributary::transport

@@ -1,0 +1,53 @@
+// What a conformance test needs of a fabric: two ends of it, deadlines in its time, threads that it
+// knows.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "transport/link.h"
+
+namespace tributary::transport {
+
+// A running thread of a test.
+class TestThread {
+ public:
+  virtual ~TestThread() = default;
+  virtual void Join() = 0;
+};
+
+class Harness {
+ public:
+  virtual ~Harness() = default;
+  virtual Fabric& server() = 0;
+  virtual Fabric& client() = 0;
+  virtual std::string listen_address() const = 0;
+  // An address at which nobody listens.
+  virtual std::string nobody() const = 0;
+  virtual absl::Time In(absl::Duration wait) const = 0;
+  virtual std::unique_ptr<TestThread> Spawn(std::function<void()> body) = 0;
+  // The link's name for its transport.
+  virtual std::string transport() const = 0;
+};
+
+std::unique_ptr<Harness> MakeTcpHarness();
+std::unique_ptr<Harness> MakeDecoratedTcpHarness();
+std::unique_ptr<Harness> MakeSimHarness();
+
+// Options small enough for thousands of chunks a second under a sanitizer.
+inline LinkOptions SmallOptions(const std::string& name) {
+  LinkOptions options;
+  options.name = name;
+  options.chunk_bytes = 64 * 1024;
+  options.slots = 4;
+  options.lanes = 3;
+  return options;
+}
+
+}  // namespace tributary::transport

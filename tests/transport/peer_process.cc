@@ -1,0 +1,29 @@
+// A peer as a process of its own, for tests that kill or stop it: connects to ADDRESS and sends
+// chunks for ever. usage: transport_peer ADDRESS HEARTBEAT_MS
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "tests/transport/harness.h"
+#include "transport/tcp.h"
+
+int main(int argc, char** argv) {
+  using namespace tributary::transport;
+  if (argc != 3) return 2;
+  LinkOptions options = SmallOptions("peer process");
+  options.heartbeat = absl::Milliseconds(std::atoi(argv[2]));
+  auto link = MakeTcpFabric()->Connect(argv[1], options);
+  if (!link.ok()) {
+    std::fprintf(stderr, "%s\n", std::string(link.status().message()).c_str());
+    return 1;
+  }
+  for (uint64_t i = 0;; ++i) {
+    auto chunk = (*link)->Borrow(absl::InfiniteFuture());
+    if (!chunk.ok()) return 0;  // the test is over
+    std::memset(chunk->data(), static_cast<int>(i & 0xff), chunk->capacity());
+    chunk->set_size(chunk->capacity());
+    chunk->tag().index = i;
+    if (!(*link)->Send(std::move(*chunk)).ok()) return 0;
+  }
+}

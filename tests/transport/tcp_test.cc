@@ -1,0 +1,335 @@
+// What links over TCP promise beyond the conformance suite: strangers on the port, peers that die
+// or stop, nothing left behind.
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "tests/transport/harness.h"
+#include "transport/internal/hello.h"
+#include "transport/tcp.h"
+
+extern char** environ;
+
+namespace tributary::transport {
+namespace {
+
+using ::testing::HasSubstr;
+
+absl::Time Soon() { return absl::Now() + absl::Seconds(30); }
+
+std::unique_ptr<Listener> ListenHere(const LinkOptions& options) {
+  auto listener = MakeTcpFabric()->Listen("127.0.0.1:0", options);
+  EXPECT_TRUE(listener.ok()) << listener.status();
+  return std::move(listener).value();
+}
+
+// A good link is made, and a chunk goes through.
+void ExpectWorking(Listener& listener) {
+  auto client = MakeTcpFabric()->Connect(listener.address(), SmallOptions("good"));
+  ASSERT_TRUE(client.ok()) << client.status();
+  auto server = listener.Accept(Soon());
+  ASSERT_TRUE(server.ok()) << server.status();
+  EXPECT_EQ((*server)->peer(), "good");
+  auto chunk = (*client)->Borrow(Soon());
+  ASSERT_TRUE(chunk.ok()) << chunk.status();
+  chunk->data()[0] = 42;
+  chunk->set_size(1);
+  ASSERT_TRUE((*client)->Send(std::move(*chunk)).ok());
+  auto got = (*server)->Receive(Soon());
+  ASSERT_TRUE(got.ok()) << got.status();
+  EXPECT_EQ(got->data()[0], 42);
+}
+
+// A plain blocking socket, as a stranger has it.
+class Stranger {
+ public:
+  explicit Stranger(const std::string& address) {
+    fd_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int port = 0;
+    EXPECT_TRUE(absl::SimpleAtoi(address.substr(address.rfind(':') + 1), &port));
+    sockaddr_in to{};
+    to.sin_family = AF_INET;
+    to.sin_port = htons(static_cast<uint16_t>(port));
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    EXPECT_EQ(connect(fd_, reinterpret_cast<sockaddr*>(&to), sizeof(to)), 0);
+    timeval patience{.tv_sec = 20, .tv_usec = 0};
+    setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+  }
+  ~Stranger() { close(fd_); }
+  void Say(const std::string& bytes) const {
+    EXPECT_EQ(send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(bytes.size()));
+  }
+  // All that is answered until the other side closes.
+  std::string Hear() const {
+    std::string all;
+    char buffer[4096];
+    ssize_t n = 0;
+    while ((n = recv(fd_, buffer, sizeof(buffer), 0)) > 0)
+      all.append(buffer, static_cast<size_t>(n));
+    EXPECT_EQ(n, 0) << "the connection was not closed in order: " << std::strerror(errno);
+    return all;
+  }
+
+ private:
+  int fd_;
+};
+
+TEST(TcpListener, AnswersStrangersAndGoesOn) {
+  auto listener = ListenHere(SmallOptions("server"));
+  Stranger http(listener->address());
+  http.Say("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+  EXPECT_THAT(http.Hear(), HasSubstr("HTTP/1.1 400 Bad Request"));
+  Stranger tls(listener->address());
+  tls.Say(std::string("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 11) + std::string(500, 'r'));
+  EXPECT_THAT(tls.Hear(), HasSubstr("TLS"));
+  Stranger giant(listener->address());
+  giant.Say(std::string("TRIBLINK\0\0\0\0\0\0\0\x80", 16));
+  EXPECT_THAT(giant.Hear(), HasSubstr("9223372036854775808"));
+  Stranger noise(listener->address());
+  noise.Say(std::string("TRIBLINK\x04\0\0\0\0\0\0\0", 16) + "\xff\xff\xff\xff");
+  EXPECT_THAT(noise.Hear(), HasSubstr("not readable"));
+  EXPECT_EQ(listener->refused(), 4u);
+  ExpectWorking(*listener);
+}
+
+TEST(TcpListener, OtherVersionIsRefusedInWords) {
+  auto listener = ListenHere(SmallOptions("server"));
+  v1::LinkHello hello = internal::ControlHello(SmallOptions("future"), std::string(16, 'i'), 1);
+  hello.set_version(2);
+  Stranger future(listener->address());
+  future.Say(internal::EncodeHello(hello));
+  const std::string answer = future.Hear();
+  ASSERT_GT(answer.size(), internal::kHelloPrefixBytes);
+  const std::string message = answer.substr(internal::kHelloPrefixBytes);
+  const absl::Status status =
+      internal::DecodeReply({reinterpret_cast<const uint8_t*>(message.data()), message.size()})
+          .status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("speaks version 2"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("this side version 1"));
+  ExpectWorking(*listener);
+}
+
+TEST(TcpListener, SilentAndSlowConnectionsHoldUpNobody) {
+  auto listener = ListenHere(SmallOptions("server"));
+  std::vector<std::unique_ptr<Stranger>> silent;
+  for (int i = 0; i < 50; ++i) silent.push_back(std::make_unique<Stranger>(listener->address()));
+  for (int i = 0; i < 25; ++i) silent[static_cast<size_t>(i)]->Say("TRIB");
+  ExpectWorking(*listener);
+}
+
+TEST(TcpListener, FloodOfSilentConnectionsShutsNobodyOut) {
+  auto listener = ListenHere(SmallOptions("server"));
+  std::vector<std::unique_ptr<Stranger>> silent;
+  for (int i = 0; i < 400; ++i) silent.push_back(std::make_unique<Stranger>(listener->address()));
+  ExpectWorking(*listener);
+  EXPECT_GT(listener->refused(), 0u);  // the oldest made room
+}
+
+TEST(TcpListener, SilentConnectionIsDroppedAtTheSetUpLimit) {
+  LinkOptions options = SmallOptions("server");
+  options.connect_timeout = absl::Milliseconds(200);
+  auto listener = ListenHere(options);
+  Stranger silent(listener->address());
+  EXPECT_EQ(silent.Hear(), "");
+  EXPECT_EQ(listener->refused(), 1u);
+}
+
+TEST(TcpListener, LanesOfUnknownLinksAreRefused) {
+  auto listener = ListenHere(SmallOptions("server"));
+  Stranger lane(listener->address());
+  lane.Say(internal::EncodeHello(internal::LaneHello(std::string(16, 'z'), 0)));
+  EXPECT_THAT(lane.Hear(), HasSubstr("not being set up"));
+  ExpectWorking(*listener);
+}
+
+TEST(TcpListener, HalfMadeLinkIsNeverAccepted) {
+  LinkOptions options = SmallOptions("server");
+  options.connect_timeout = absl::Milliseconds(200);
+  auto listener = ListenHere(options);
+  Stranger half(listener->address());
+  half.Say(
+      internal::EncodeHello(internal::ControlHello(SmallOptions("half"), std::string(16, 'h'), 1)));
+  EXPECT_THAT(half.Hear(), HasSubstr("server"));  // accepted so far, then dropped for want of lanes
+  EXPECT_EQ(listener->Accept(absl::Now()).status().code(), absl::StatusCode::kDeadlineExceeded);
+  ExpectWorking(*listener);
+}
+
+TEST(TcpListener, PortInUseIsAnErrorThatNamesIt) {
+  auto listener = ListenHere(SmallOptions("server"));
+  auto second = MakeTcpFabric()->Listen(listener->address(), SmallOptions("second"));
+  EXPECT_THAT(std::string(second.status().message()), HasSubstr(listener->address()));
+  EXPECT_THAT(
+      std::string(MakeTcpFabric()->Listen("nonsense", SmallOptions("x")).status().message()),
+      HasSubstr("host:port"));
+}
+
+TEST(TcpConnect, SomethingElseOnThePortIsSaidSo) {
+  // A listener that never accepts and so never answers: the whole set-up has one deadline.
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in here{};
+  here.sin_family = AF_INET;
+  here.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof(here);
+  ASSERT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&here), length), 0);
+  ASSERT_EQ(listen(fd, 4), 0);
+  getsockname(fd, reinterpret_cast<sockaddr*>(&here), &length);
+  const std::string address = absl::StrCat("127.0.0.1:", ntohs(here.sin_port));
+  LinkOptions options = SmallOptions("client");
+  options.connect_timeout = absl::Milliseconds(200);
+  EXPECT_EQ(MakeTcpFabric()->Connect(address, options).status().code(),
+            absl::StatusCode::kDeadlineExceeded);
+  std::thread ssh([fd] {
+    close(accept(fd, nullptr, nullptr));  // the one of above
+    const int peer = accept(fd, nullptr, nullptr);
+    const std::string banner = "SSH-2.0-OpenSSH_9.2p1 Debian\r\n";
+    EXPECT_GT(send(peer, banner.data(), banner.size(), MSG_NOSIGNAL), 0);
+    char waste[4096];
+    while (recv(peer, waste, sizeof(waste), 0) > 0) {
+    }
+    close(peer);
+  });
+  options.connect_timeout = absl::Seconds(20);
+  const absl::Status status = MakeTcpFabric()->Connect(address, options).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("SSH-2.0"));
+  ssh.join();
+  close(fd);
+}
+
+TEST(TcpLink, FewerLanesOfTheTwoSidesAreUsed) {
+  LinkOptions one_lane = SmallOptions("server");
+  one_lane.lanes = 1;
+  auto listener = ListenHere(one_lane);
+  ExpectWorking(*listener);  // that asks for three
+}
+
+// Runs the helper process against a listener.
+class PeerProcess {
+ public:
+  PeerProcess(const std::string& address, int heartbeat_ms) {
+    const std::string program =
+        (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "transport_peer").string();
+    std::string beat = absl::StrCat(heartbeat_ms);
+    std::string where = address;
+    std::string name = program;
+    char* arguments[] = {name.data(), where.data(), beat.data(), nullptr};
+    EXPECT_EQ(posix_spawn(&pid_, program.c_str(), nullptr, nullptr, arguments, environ), 0);
+  }
+  ~PeerProcess() {
+    Signal(SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+  void Signal(int signal) const { kill(pid_, signal); }
+
+ private:
+  pid_t pid_ = -1;
+};
+
+TEST(TcpLink, KilledPeerIsNoticedAtOnce) {
+  auto listener = ListenHere(SmallOptions("server"));
+  PeerProcess peer(listener->address(), 1000);
+  auto link = listener->Accept(Soon());
+  ASSERT_TRUE(link.ok()) << link.status();
+  for (int i = 0; i < 50; ++i) ASSERT_TRUE((*link)->Receive(Soon()).ok());
+  peer.Signal(SIGKILL);
+  absl::Status status;
+  while (status.ok()) status = (*link)->Receive(Soon()).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("peer \"peer process\""));
+}
+
+TEST(TcpLink, PeerStoppedForLessThanTheGraceGoesOn) {
+  LinkOptions options = SmallOptions("server");
+  options.heartbeat = absl::Milliseconds(100);
+  options.heartbeats_missed = 100;  // 10 s of grace
+  auto listener = ListenHere(options);
+  PeerProcess peer(listener->address(), 100);
+  auto link = listener->Accept(Soon());
+  ASSERT_TRUE(link.ok()) << link.status();
+  peer.Signal(SIGSTOP);
+  // Its slots run dry, then nothing comes: the silence is the condition waited for.
+  uint64_t next = 0;
+  while (true) {
+    auto chunk = (*link)->Receive(absl::Now() + absl::Milliseconds(500));
+    if (absl::IsDeadlineExceeded(chunk.status())) break;
+    ASSERT_TRUE(chunk.ok()) << chunk.status();
+    EXPECT_EQ(chunk->tag().index, next++);
+  }
+  peer.Signal(SIGCONT);
+  for (int i = 0; i < 50; ++i) {
+    auto chunk = (*link)->Receive(Soon());
+    ASSERT_TRUE(chunk.ok()) << chunk.status();
+    EXPECT_EQ(chunk->tag().index, next++);
+  }
+  EXPECT_TRUE((*link)->status().ok());
+}
+
+TEST(TcpLink, PeerStoppedForLongerIsGivenUpAndNamed) {
+  LinkOptions options = SmallOptions("server");
+  options.heartbeat = absl::Milliseconds(50);
+  options.heartbeats_missed = 6;
+  auto listener = ListenHere(options);
+  PeerProcess peer(listener->address(), 50);
+  auto link = listener->Accept(Soon());
+  ASSERT_TRUE(link.ok()) << link.status();
+  peer.Signal(SIGSTOP);
+  absl::Status status;
+  while (status.ok()) status = (*link)->Receive(Soon()).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("no sign of life"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("peer \"peer process\""));
+}
+
+size_t OpenFds() {
+  const std::filesystem::directory_iterator fds("/proc/self/fd");
+  return static_cast<size_t>(std::distance(begin(fds), end(fds)));
+}
+
+TEST(TcpLink, HundredsOfReconnectsLeaveNoDescriptorBehind) {
+  auto listener = ListenHere(SmallOptions("server"));
+  size_t before = 0;
+  for (int i = 0; i < 300; ++i) {
+    auto client = MakeTcpFabric()->Connect(listener->address(), SmallOptions("again"));
+    ASSERT_TRUE(client.ok()) << client.status();
+    auto server = listener->Accept(Soon());
+    ASSERT_TRUE(server.ok()) << server.status();
+    if (i % 3 == 0) (*client)->Cancel("round over");
+    if (i % 3 == 1) {
+      ASSERT_EQ((*client)->Close(Soon()), absl::OkStatus());
+    }
+    client->reset();
+    server->reset();
+    if (i == 10) before = OpenFds();
+  }
+  // The listener's thread may still hold the last sockets for a moment; none may pile up.
+  EXPECT_LE(OpenFds(), before + 8);
+}
+
+TEST(TcpLink, DestroyingAListenerDropsLinksNobodyAccepted) {
+  auto listener = ListenHere(SmallOptions("server"));
+  auto client = MakeTcpFabric()->Connect(listener->address(), SmallOptions("client"));
+  ASSERT_TRUE(client.ok()) << client.status();
+  listener.reset();
+  const absl::Status status = (*client)->Receive(Soon()).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+}
+
+}  // namespace
+}  // namespace tributary::transport
