@@ -200,15 +200,12 @@ absl::Status ExactAccumulator::CheckSubtractable() const {
 absl::Status ExactAccumulator::Subtract(const EncodedUpdate& update, ElementRange range) {
   RETURN_IF_ERROR(CheckSubtractable());
   const std::vector<Tile>& tiles = layout_->tiles();
-  const auto scratch = std::make_unique<int64_t[]>(compression::kTileElements);
   for (uint32_t t = TileAt(tiles, range.begin); t < tiles.size() && tiles[t].offset < range.end;
        ++t) {
-    const Tile& tile = tiles[t];
-    const bool mean = layout_->tensors()[tile.tensor].policy == Policy::kMean;
-    std::fill(scratch.get(), scratch.get() + tile.count, 0);
-    FoldSegment(update.ForTile(t), tile, grid_, mean ? update.weight() : 1, scratch.get());
-    int64_t* sums = sums_ + tile.offset;
-    for (uint64_t i = 0; i < tile.count; ++i) sums[i] = WrappingSubtract(sums[i], scratch[i]);
+    const bool mean = layout_->tensors()[tiles[t].tensor].policy == Policy::kMean;
+    // Folding with the weight's negative: integers cancel to the bit.
+    FoldSegment(update.ForTile(t), tiles[t], grid_, mean ? -update.weight() : -1,
+                sums_ + tiles[t].offset);
   }
   return absl::OkStatus();
 }
