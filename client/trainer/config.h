@@ -32,12 +32,13 @@ struct ClientConfig {
 
 // From the command line; what is set replaces the file's value.
 struct ConfigOverrides {
-  std::optional<std::string> id;
-  std::optional<uint32_t> index;
-  std::optional<uint64_t> seed;
-  std::vector<std::string> endpoints;  // empty: the file's
-  std::optional<uint32_t> threads;
-  std::optional<uint32_t> simulate;  // this many clients in one process: replaces `clients`
+  std::optional<std::string> id = std::nullopt;
+  std::optional<uint32_t> index = std::nullopt;
+  std::optional<uint64_t> seed = std::nullopt;
+  std::vector<std::string> endpoints = {};  // empty: the file's
+  std::optional<uint32_t> threads = std::nullopt;
+  // This many clients in one process: replaces `clients`, and the index is 0.
+  std::optional<uint32_t> simulate = std::nullopt;
 };
 
 // INVALID_ARGUMENT with every finding, one a line, as
