@@ -70,7 +70,8 @@ class ByteCursor {
     }
     return true;
   }
-  // Appends the next `n` bytes to `out` as pieces, uncopied, and advances; false where fewer are left.
+  // Appends the next `n` bytes to `out` as pieces, uncopied, and advances; false where fewer are
+  // left.
   bool Take(size_t n, PiecedBytes* out) {
     while (n > 0) {
       const ByteSpan here = Contiguous();

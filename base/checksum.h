@@ -1,4 +1,5 @@
-// The two checksums of the wire formats: CRC32C (RFC 3720, Castagnoli) for chunks, SHA-256 for models.
+// The two checksums of the wire formats: CRC32C (RFC 3720, Castagnoli) for chunks, SHA-256 for
+// models.
 #pragma once
 
 #include <cstddef>

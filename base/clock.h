@@ -13,7 +13,8 @@ namespace tributary {
 class Clock {
  public:
   virtual ~Clock() = default;
-  // Monotonic, from an arbitrary start: for deadlines and durations. Wall-clock steps do not move it.
+  // Monotonic, from an arbitrary start: for deadlines and durations. Wall-clock steps do not move
+  // it.
   virtual absl::Duration Monotonic() const = 0;
   // Calendar time, for logs and reports only.
   virtual absl::Time Now() const = 0;

@@ -10,7 +10,8 @@ namespace tributary {
 
 using PhiloxBlock = std::array<uint32_t, 4>;
 
-// 128 random bits for a 128-bit counter (word 0 the least significant) and a 64-bit key (low word first).
+// 128 random bits for a 128-bit counter (word 0 the least significant) and a 64-bit key (low word
+// first).
 inline PhiloxBlock Philox4x32(uint64_t key, PhiloxBlock c) {
   uint32_t k0 = static_cast<uint32_t>(key);
   uint32_t k1 = static_cast<uint32_t>(key >> 32);
@@ -25,9 +26,9 @@ inline PhiloxBlock Philox4x32(uint64_t key, PhiloxBlock c) {
   return c;
 }
 
-// A 64-bit hash of (seed, purpose, text): 64-bit FNV-1a over purpose, a zero byte and text, then one
-// Philox block under `seed`. `purpose` keeps streams apart ("cohort", "codec", "split"): none is
-// ever shared between two uses.
+// A 64-bit hash of (seed, purpose, text): 64-bit FNV-1a over purpose, a zero byte and text, then
+// one Philox block under `seed`. `purpose` keeps streams apart ("cohort", "codec", "split"): none
+// is ever shared between two uses.
 uint64_t SeededHash(uint64_t seed, std::string_view purpose, std::string_view text);
 
 // A sequential stream over one key, for code that wants "the next number". Not thread-safe.
@@ -36,8 +37,9 @@ class PhiloxStream {
   explicit PhiloxStream(uint64_t key, uint64_t stream = 0) : key_(key), stream_(stream) {}
   uint32_t Next32() {
     if (at_ == 4) {
-      block_ = Philox4x32(key_, {static_cast<uint32_t>(counter_), static_cast<uint32_t>(counter_ >> 32),
-                                 static_cast<uint32_t>(stream_), static_cast<uint32_t>(stream_ >> 32)});
+      block_ =
+          Philox4x32(key_, {static_cast<uint32_t>(counter_), static_cast<uint32_t>(counter_ >> 32),
+                            static_cast<uint32_t>(stream_), static_cast<uint32_t>(stream_ >> 32)});
       ++counter_;
       at_ = 0;
     }

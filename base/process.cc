@@ -21,7 +21,8 @@
 
 namespace tributary {
 
-absl::StatusOr<Process> Process::Start(const std::vector<std::string>& argv, const Options& options) {
+absl::StatusOr<Process> Process::Start(const std::vector<std::string>& argv,
+                                       const Options& options) {
   int fds[2] = {-1, -1};
   if (options.pipe_stdout && pipe2(fds, O_CLOEXEC) != 0) return absl::InternalError("no pipe");
   std::vector<char*> args;
@@ -30,11 +31,14 @@ absl::StatusOr<Process> Process::Start(const std::vector<std::string>& argv, con
   int log = -1;
   if (!options.log_file.empty()) {
     log = open(options.log_file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-    if (log < 0) return absl::PermissionDeniedError(absl::StrCat("cannot write ", options.log_file));
+    if (log < 0)
+      return absl::PermissionDeniedError(absl::StrCat("cannot write ", options.log_file));
   }
   const pid_t parent = getpid();
   const pid_t pid = fork();
-  if (pid < 0) return absl::ResourceExhaustedError(absl::StrCat("cannot start ", argv[0], ": ", strerror(errno)));
+  if (pid < 0)
+    return absl::ResourceExhaustedError(
+        absl::StrCat("cannot start ", argv[0], ": ", strerror(errno)));
   if (pid == 0) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) _exit(1);
@@ -92,7 +96,8 @@ absl::StatusOr<int> Process::Wait(absl::Duration limit) {
   const absl::Time deadline = absl::Now() + limit;
   int ready = 0;
   do {
-    const int64_t left = absl::ToInt64Milliseconds(std::max(deadline - absl::Now(), absl::ZeroDuration()));
+    const int64_t left =
+        absl::ToInt64Milliseconds(std::max(deadline - absl::Now(), absl::ZeroDuration()));
     ready = poll(&entry, 1, static_cast<int>(std::min<int64_t>(left, 1 << 30)));
   } while (ready < 0 && errno == EINTR);
   close(fd);
@@ -100,7 +105,9 @@ absl::StatusOr<int> Process::Wait(absl::Duration limit) {
   int status = 0;
   rusage usage = {};
   wait4(pid_, &status, 0, &usage);
-  const auto seconds = [](const timeval& t) { return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6; };
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6;
+  };
   cpu_seconds_ = seconds(usage.ru_utime) + seconds(usage.ru_stime);
   peak_resident_bytes_ = static_cast<uint64_t>(usage.ru_maxrss) * 1024;
   exit_code_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);

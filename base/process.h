@@ -19,7 +19,8 @@ class Process {
     std::string log_file;      // standard error, and standard output unless piped; "": inherited
     bool pipe_stdout = false;  // read it with stdout_fd()
   };
-  static absl::StatusOr<Process> Start(const std::vector<std::string>& argv, const Options& options);
+  static absl::StatusOr<Process> Start(const std::vector<std::string>& argv,
+                                       const Options& options);
   Process(Process&& other) noexcept { *this = std::move(other); }
   Process& operator=(Process&& other) noexcept;
   ~Process();  // kills it
@@ -31,7 +32,7 @@ class Process {
   absl::StatusOr<int> Wait(absl::Duration limit);
   bool Running();
   // Over its life, once Wait has returned its exit code; before that, 0.
-  double cpu_seconds() const { return cpu_seconds_; }          // user + system
+  double cpu_seconds() const { return cpu_seconds_; }  // user + system
   uint64_t peak_resident_bytes() const { return peak_resident_bytes_; }
 
  private:
@@ -43,7 +44,7 @@ class Process {
   uint64_t peak_resident_bytes_ = 0;
 };
 
-std::string SelfDirectory();          // where this executable lies
-absl::StatusOr<int> FreePort();       // a TCP port of 127.0.0.1 that nobody has now
+std::string SelfDirectory();     // where this executable lies
+absl::StatusOr<int> FreePort();  // a TCP port of 127.0.0.1 that nobody has now
 
 }  // namespace tributary

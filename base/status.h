@@ -27,16 +27,16 @@ inline std::string Text(const absl::Status& status) { return std::string(status.
 #define TRIBUTARY_CONCAT_(a, b) TRIBUTARY_CONCAT_INNER_(a, b)
 
 // Returns from the enclosing function when `expr` is not OK.
-#define RETURN_IF_ERROR(expr)                          \
-  do {                                                 \
-    absl::Status tributary_status_ = (expr);           \
+#define RETURN_IF_ERROR(expr)                              \
+  do {                                                     \
+    absl::Status tributary_status_ = (expr);               \
     if (!tributary_status_.ok()) return tributary_status_; \
   } while (false)
 
 // `lhs` may declare: ASSIGN_OR_RETURN(auto x, MakeX()).
 #define ASSIGN_OR_RETURN(lhs, expr) \
   ASSIGN_OR_RETURN_IMPL_(TRIBUTARY_CONCAT_(tributary_or_, __LINE__), lhs, expr)
-#define ASSIGN_OR_RETURN_IMPL_(var, lhs, expr) \
-  auto var = (expr);                           \
+#define ASSIGN_OR_RETURN_IMPL_(var, lhs, expr)   \
+  auto var = (expr);                             \
   if (!var.ok()) return std::move(var).status(); \
   lhs = std::move(var).value()

@@ -37,16 +37,21 @@ struct TomlReader::State {
     const toml::table* table = Section(section);
     return table == nullptr ? nullptr : table->get(key);
   }
-  void Add(const toml::source_position& at, const std::string& what) { findings.emplace_back(at, what); }
-  void WrongType(const toml::node& node, const std::string& section, const std::string& key, const char* wanted) {
+  void Add(const toml::source_position& at, const std::string& what) {
+    findings.emplace_back(at, what);
+  }
+  void WrongType(const toml::node& node, const std::string& section, const std::string& key,
+                 const char* wanted) {
     std::string found = "a value of another kind";
     if (node.is_string()) found = absl::StrCat("the string \"", node.as_string()->get(), "\"");
     if (node.is_integer()) found = absl::StrCat("the integer ", node.as_integer()->get());
-    if (node.is_floating_point()) found = absl::StrCat("the number ", node.as_floating_point()->get());
+    if (node.is_floating_point())
+      found = absl::StrCat("the number ", node.as_floating_point()->get());
     if (node.is_boolean()) found = node.as_boolean()->get() ? "true" : "false";
     if (node.is_array()) found = "an array";
     if (node.is_table()) found = "a table";
-    Add(node.source().begin, absl::StrCat("[", section, "] ", key, " must be ", wanted, ", not ", found));
+    Add(node.source().begin,
+        absl::StrCat("[", section, "] ", key, " must be ", wanted, ", not ", found));
   }
 };
 
@@ -58,9 +63,9 @@ absl::StatusOr<TomlReader> TomlReader::Parse(const std::string& text, const std:
   toml::parse_result result = toml::parse(text, path);
   if (!result) {
     const toml::parse_error& error = result.error();
-    return absl::InvalidArgumentError(absl::StrCat(path, ":", error.source().begin.line, ":",
-                                                   error.source().begin.column, ": not TOML: ",
-                                                   std::string(error.description())));
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ":", error.source().begin.line, ":", error.source().begin.column,
+                     ": not TOML: ", std::string(error.description())));
   }
   auto state = std::make_unique<State>();
   state->path = path;
@@ -75,7 +80,9 @@ absl::StatusOr<TomlReader> TomlReader::Load(const std::string& path) {
   return Parse(text, path);
 }
 
-bool TomlReader::Has(const std::string& section) const { return state_->Section(section) != nullptr; }
+bool TomlReader::Has(const std::string& section) const {
+  return state_->Section(section) != nullptr;
+}
 bool TomlReader::Has(const std::string& section, const std::string& key) const {
   return state_->Key(section, key) != nullptr;
 }
@@ -149,7 +156,8 @@ bool TomlReader::Read(const std::string& section, const std::string& key, double
   return true;
 }
 
-bool TomlReader::Read(const std::string& section, const std::string& key, std::vector<std::string>* out) {
+bool TomlReader::Read(const std::string& section, const std::string& key,
+                      std::vector<std::string>* out) {
   state_->known[section].insert(key);
   const toml::node* node = state_->Key(section, key);
   if (node == nullptr) return false;
@@ -177,9 +185,14 @@ bool TomlReader::ReadBytes(const std::string& section, const std::string& key, u
   if (node == nullptr || !node->is_string()) return Read(section, key, out);
   state_->known[section].insert(key);
   const std::string text = node->as_string()->get();
-  static constexpr std::pair<std::string_view, uint64_t> kUnits[] = {
-      {"KiB", uint64_t{1} << 10}, {"MiB", uint64_t{1} << 20}, {"GiB", uint64_t{1} << 30}, {"TiB", uint64_t{1} << 40},
-      {"KB", 1'000},              {"MB", 1'000'000},          {"GB", 1'000'000'000},      {"B", 1}};
+  static constexpr std::pair<std::string_view, uint64_t> kUnits[] = {{"KiB", uint64_t{1} << 10},
+                                                                     {"MiB", uint64_t{1} << 20},
+                                                                     {"GiB", uint64_t{1} << 30},
+                                                                     {"TiB", uint64_t{1} << 40},
+                                                                     {"KB", 1'000},
+                                                                     {"MB", 1'000'000},
+                                                                     {"GB", 1'000'000'000},
+                                                                     {"B", 1}};
   for (const auto& [suffix, factor] : kUnits) {
     if (!text.ends_with(suffix)) continue;
     std::string number = text.substr(0, text.size() - suffix.size());
@@ -193,7 +206,8 @@ bool TomlReader::ReadBytes(const std::string& section, const std::string& key, u
     *out = value * factor;
     return true;
   }
-  state_->WrongType(*node, section, key, "a number of bytes such as 1073741824, \"512MiB\" or \"2GiB\"");
+  state_->WrongType(*node, section, key,
+                    "a number of bytes such as 1073741824, \"512MiB\" or \"2GiB\"");
   return false;
 }
 
@@ -214,11 +228,13 @@ std::map<std::string, std::string> TomlReader::ReadStrings(const std::string& se
 
 void TomlReader::Ignore(const std::string& section) { state_->open.insert(section); }
 
-void TomlReader::Complain(const std::string& section, const std::string& key, const std::string& what) {
+void TomlReader::Complain(const std::string& section, const std::string& key,
+                          const std::string& what) {
   toml::source_position at = {0, 0};
   if (const toml::node* node = key.empty() ? nullptr : state_->Key(section, key); node != nullptr) {
     at = node->source().begin;
-  } else if (const toml::table* table = section.empty() ? nullptr : state_->Section(section); table != nullptr) {
+  } else if (const toml::table* table = section.empty() ? nullptr : state_->Section(section);
+             table != nullptr) {
     at = table->source().begin;
   }
   state_->Add(at, what);
@@ -226,10 +242,12 @@ void TomlReader::Complain(const std::string& section, const std::string& key, co
 
 std::string TomlReader::Where(const std::string& section, const std::string& key) const {
   if (const toml::node* node = state_->Key(section, key); node != nullptr) {
-    return absl::StrCat(state_->path, ":", node->source().begin.line, ":", node->source().begin.column);
+    return absl::StrCat(state_->path, ":", node->source().begin.line, ":",
+                        node->source().begin.column);
   }
   if (const toml::table* table = state_->Section(section); table != nullptr) {
-    return absl::StrCat(state_->path, ":", table->source().begin.line, ":", table->source().begin.column);
+    return absl::StrCat(state_->path, ":", table->source().begin.line, ":",
+                        table->source().begin.column);
   }
   return state_->path;
 }
@@ -247,24 +265,28 @@ absl::Status TomlReader::Finish() {
     if (state_->open.contains(name)) continue;
     const auto known = state_->known.find(name);
     if (known == state_->known.end() || !node.is_table()) {
-      state_->Add(name_node.source().begin, absl::StrCat("unknown section [", name, "]", hint(name, sections)));
+      state_->Add(name_node.source().begin,
+                  absl::StrCat("unknown section [", name, "]", hint(name, sections)));
       continue;
     }
     const std::vector<std::string> keys(known->second.begin(), known->second.end());
     for (const auto& [key_node, value] : *node.as_table()) {
       const std::string key(key_node.str());
       if (known->second.contains(key) || state_->open.contains(name + "." + key)) continue;
-      state_->Add(key_node.source().begin, absl::StrCat("unknown key \"", key, "\" in [", name, "]", hint(key, keys)));
+      state_->Add(key_node.source().begin,
+                  absl::StrCat("unknown key \"", key, "\" in [", name, "]", hint(key, keys)));
     }
   }
   if (state_->findings.empty()) return absl::OkStatus();
-  std::stable_sort(state_->findings.begin(), state_->findings.end(), [](const auto& a, const auto& b) {
-    return std::pair(a.first.line, a.first.column) < std::pair(b.first.line, b.first.column);
-  });
+  std::stable_sort(
+      state_->findings.begin(), state_->findings.end(), [](const auto& a, const auto& b) {
+        return std::pair(a.first.line, a.first.column) < std::pair(b.first.line, b.first.column);
+      });
   std::vector<std::string> lines;
   for (const auto& [at, what] : state_->findings) {
-    lines.push_back(at.line == 0 ? absl::StrCat(state_->path, ": ", what)
-                                 : absl::StrCat(state_->path, ":", at.line, ":", at.column, ": ", what));
+    lines.push_back(at.line == 0
+                        ? absl::StrCat(state_->path, ": ", what)
+                        : absl::StrCat(state_->path, ":", at.line, ":", at.column, ": ", what));
   }
   return absl::InvalidArgumentError(absl::StrJoin(lines, "\n"));
 }

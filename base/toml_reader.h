@@ -1,4 +1,5 @@
-// Reads a TOML file key by key and collects every finding with its place, so that a user mends all at once.
+// Reads a TOML file key by key and collects every finding with its place, so that a user mends all
+// at once.
 #pragma once
 
 #include <cstdint>
@@ -26,14 +27,15 @@ class TomlReader {
   bool Has(const std::string& section) const;
   bool Has(const std::string& section, const std::string& key) const;
 
-  // Each makes `key` known and, where it is there with the right type, sets *out and returns true. A wrong type is a
-  // finding. Integers must not be negative for the unsigned forms.
+  // Each makes `key` known and, where it is there with the right type, sets *out and returns true.
+  // A wrong type is a finding. Integers must not be negative for the unsigned forms.
   bool Read(const std::string& section, const std::string& key, std::string* out);
   bool Read(const std::string& section, const std::string& key, bool* out);
   bool Read(const std::string& section, const std::string& key, uint32_t* out);
   bool Read(const std::string& section, const std::string& key, uint64_t* out);
   bool Read(const std::string& section, const std::string& key, int* out);
-  bool Read(const std::string& section, const std::string& key, double* out);  // integers are fine too
+  bool Read(const std::string& section, const std::string& key,
+            double* out);  // integers are fine too
   // A string or an array of strings.
   bool Read(const std::string& section, const std::string& key, std::vector<std::string>* out);
   // Bytes: an integer, or "512MiB", "2GiB", "64KiB", "100MB".
@@ -46,13 +48,15 @@ class TomlReader {
   // A finding about a key (or, with key "", about the section; or, with both "", about the file).
   void Complain(const std::string& section, const std::string& key, const std::string& what);
   // Complains unless ok.
-  void Require(bool ok, const std::string& section, const std::string& key, const std::string& what) {
+  void Require(bool ok, const std::string& section, const std::string& key,
+               const std::string& what) {
     if (!ok) Complain(section, key, what);
   }
   // "path:line:column" of the key, or of its section, or "path".
   std::string Where(const std::string& section, const std::string& key) const;
 
-  // After everything was read: unknown sections and keys join the findings; INVALID_ARGUMENT with all, a line each.
+  // After everything was read: unknown sections and keys join the findings; INVALID_ARGUMENT with
+  // all, a line each.
   absl::Status Finish();
 
  private:
@@ -61,7 +65,8 @@ class TomlReader {
   std::unique_ptr<State> state_;
 };
 
-// The candidate nearest to `word` by edit distance, "" where none is near (more than half of it would change).
+// The candidate nearest to `word` by edit distance, "" where none is near (more than half of it
+// would change).
 std::string Nearest(const std::string& word, const std::vector<std::string>& candidates);
 
 }  // namespace tributary

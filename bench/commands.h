@@ -17,12 +17,12 @@ struct RoundOptions {
   uint32_t clients = 200;
   std::string model = "resnet50";
   std::string codec = "fp32";
-  std::string topology = "flat";    // flat, two-tier
+  std::string topology = "flat";  // flat, two-tier
   uint32_t racks = 2;
   uint32_t rounds = 2;
   uint32_t sender_processes = 2;
   uint64_t inflight_mb = 512;
-  bool memory = true;               // ingest: also with 20 clients, for the growth of memory
+  bool memory = true;  // ingest: also with 20 clients, for the growth of memory
   std::string out = "bench-out";
   std::string json;
 };

@@ -1,4 +1,5 @@
-// Figures of a benchmark: printed as a table, written as JSON (docs/benchmarks.md lists their names).
+// Figures of a benchmark: printed as a table, written as JSON (docs/benchmarks.md lists their
+// names).
 #pragma once
 
 #include <optional>
@@ -10,11 +11,11 @@
 namespace tributary::bench {
 
 struct Figure {
-  std::string name;    // dotted, stable
+  std::string name;  // dotted, stable
   double value = 0;
   std::string unit;
   std::optional<double> ceiling;  // measured in the same run, in the same unit
-  std::string note;    // what limits it, or how it was measured; printed, not in the JSON
+  std::string note;  // what limits it, or how it was measured; printed, not in the JSON
   double ratio() const { return ceiling.has_value() && *ceiling != 0 ? value / *ceiling : 0; }
 };
 

@@ -11,7 +11,11 @@ namespace tributary::bench {
 int Kernels(const KernelsOptions& options) {
   std::vector<Figure> figures;
   for (const compression::KernelFigure& row : compression::RunKernelBench({})) {
-    figures.push_back({.name = row.name, .value = row.value, .unit = row.unit, .ceiling = row.ceiling, .note = ""});
+    figures.push_back({.name = row.name,
+                       .value = row.value,
+                       .unit = row.unit,
+                       .ceiling = row.ceiling,
+                       .note = ""});
   }
   Print(figures);
   if (const absl::Status status = WriteJson(options.json, figures, {"kernels"}); !status.ok()) {

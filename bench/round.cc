@@ -1,4 +1,5 @@
-// `tributary bench round`: whole rounds by real processes, without training, against a bare gRPC sink.
+// `tributary bench round`: whole rounds by real processes, without training, against a bare gRPC
+// sink.
 #include <unistd.h>
 
 #include <algorithm>
@@ -60,16 +61,29 @@ struct Setup {
   std::filesystem::path out;
 };
 
-absl::StatusOr<std::vector<Process>> StartSenders(const Setup& setup, const std::vector<std::string>& endpoints) {
+absl::StatusOr<std::vector<Process>> StartSenders(const Setup& setup,
+                                                  const std::vector<std::string>& endpoints) {
   std::vector<Process> out;
   const uint32_t processes = std::min(setup.sender_processes, setup.clients);
   uint32_t first = 0;
   for (uint32_t i = 0; i < processes; ++i) {
     const uint32_t count = setup.clients / processes + (i < setup.clients % processes ? 1 : 0);
-    std::vector<std::string> argv = {Self(),    "bench",     "senders",  "--first", std::to_string(first),
-                                     "--count", std::to_string(count), "--model", setup.model, "--codec", setup.codec};
+    std::vector<std::string> argv = {Self(),
+                                     "bench",
+                                     "senders",
+                                     "--first",
+                                     std::to_string(first),
+                                     "--count",
+                                     std::to_string(count),
+                                     "--model",
+                                     setup.model,
+                                     "--codec",
+                                     setup.codec};
     for (const std::string& endpoint : endpoints) argv.insert(argv.end(), {"--endpoint", endpoint});
-    ASSIGN_OR_RETURN(Process process, Process::Start(argv, {.log_file = (setup.out / absl::StrCat("senders-", i, ".log")).string()}));
+    ASSIGN_OR_RETURN(
+        Process process,
+        Process::Start(argv,
+                       {.log_file = (setup.out / absl::StrCat("senders-", i, ".log")).string()}));
     out.push_back(std::move(process));
     first += count;
   }
@@ -83,22 +97,25 @@ struct RawResult {
 
 absl::StatusOr<RawResult> RunSink(const Setup& setup) {
   ASSIGN_OR_RETURN(const int port, FreePort());
-  ASSIGN_OR_RETURN(Process sink,
-                   Process::Start({Self(), "bench", "sink", "--port", std::to_string(port), "--clients",
-                                   std::to_string(setup.clients), "--rounds", std::to_string(setup.rounds), "--model",
-                                   setup.model, "--codec", setup.codec},
-                                  {.log_file = (setup.out / "sink.log").string(), .pipe_stdout = true}));
+  ASSIGN_OR_RETURN(
+      Process sink,
+      Process::Start({Self(), "bench", "sink", "--port", std::to_string(port), "--clients",
+                      std::to_string(setup.clients), "--rounds", std::to_string(setup.rounds),
+                      "--model", setup.model, "--codec", setup.codec},
+                     {.log_file = (setup.out / "sink.log").string(), .pipe_stdout = true}));
   ASSIGN_OR_RETURN(auto senders, StartSenders(setup, {absl::StrCat("127.0.0.1:", port)}));
   const std::vector<json> lines = ReadLines(sink.stdout_fd());
   RETURN_IF_ERROR(sink.Wait(absl::Seconds(30)).status());
   const double cpu = sink.cpu_seconds();
-  if (lines.size() != setup.rounds) return absl::AbortedError(absl::StrCat("the sink failed; see ", (setup.out / "sink.log").string()));
+  if (lines.size() != setup.rounds)
+    return absl::AbortedError(
+        absl::StrCat("the sink failed; see ", (setup.out / "sink.log").string()));
   RawResult result;
   double bytes = 0;
   for (const json& line : lines) {
     bytes += line["bytes"].get<double>();
-    result.bytes_per_second =
-        std::max(result.bytes_per_second, line["bytes"].get<double>() / line["seconds"].get<double>());
+    result.bytes_per_second = std::max(result.bytes_per_second,
+                                       line["bytes"].get<double>() / line["seconds"].get<double>());
   }
   result.cpu_seconds_per_gb = cpu / (bytes / 1e9);
   for (Process& process : senders) RETURN_IF_ERROR(process.Wait(absl::Seconds(30)).status());
@@ -108,8 +125,8 @@ absl::StatusOr<RawResult> RunSink(const Setup& setup) {
 struct RealResult {
   double bytes_per_second = 0;  // best round
   double cpu_seconds_per_gb = 0;
-  double peak_rss = 0;          // of the largest aggregator
-  double root_ingress = 0;      // bytes a round
+  double peak_rss = 0;      // of the largest aggregator
+  double root_ingress = 0;  // bytes a round
   std::vector<double> round_seconds;
   std::string transport;
 };
@@ -132,7 +149,8 @@ class RealRun {
     }
     for (Process& process : senders) RETURN_IF_ERROR(process.Wait(absl::Seconds(60)).status());
     if (lines.size() < setup_.rounds) {
-      return absl::AbortedError(absl::StrCat("the run ended early; see ", (setup_.out / "global.log").string()));
+      return absl::AbortedError(
+          absl::StrCat("the run ended early; see ", (setup_.out / "global.log").string()));
     }
     double bytes = 0;
     for (const json& line : lines) {
@@ -141,7 +159,8 @@ class RealRun {
       }
       bytes += line["bytes"]["updates_below"].get<double>();
       result.round_seconds.push_back(line["seconds"].get<double>());
-      result.root_ingress = line["bytes"]["from_clients"].get<double>() + line["bytes"]["from_aggregators"].get<double>();
+      result.root_ingress = line["bytes"]["from_clients"].get<double>() +
+                            line["bytes"]["from_aggregators"].get<double>();
       result.transport = line.value("transport", "");
     }
     result.bytes_per_second = Ingest(lines);
@@ -158,7 +177,8 @@ class RealRun {
     };
     double best = 0;
     if (setup_.racks == 0) {
-      for (const json& line : root) best = std::max(best, line["bytes"]["from_clients"].get<double>() / window(line));
+      for (const json& line : root)
+        best = std::max(best, line["bytes"]["from_clients"].get<double>() / window(line));
       return best;
     }
     std::vector<double> bytes(setup_.rounds, 0), seconds(setup_.rounds, 0);
@@ -175,16 +195,21 @@ class RealRun {
     return best;
   }
 
-  absl::Status StartNode(const std::string& name, const std::string& parent, const std::string& extra, int* port) {
+  absl::Status StartNode(const std::string& name, const std::string& parent,
+                         const std::string& extra, int* port) {
     ASSIGN_OR_RETURN(*port, FreePort());
     const std::string file = (setup_.out / (name + ".toml")).string();
     std::ofstream(file) << absl::StrFormat(
-        "[node]\nname = \"%s\"\nlisten = \"127.0.0.1:%d\"\n%s\n[transport]\nlisten = \"127.0.0.1:0\"\n\n"
+        "[node]\nname = \"%s\"\nlisten = \"127.0.0.1:%d\"\n%s\n[transport]\nlisten = "
+        "\"127.0.0.1:0\"\n\n"
         "[limits]\ninflight_bytes = %d\nfold_workers = 1\n\n%s",
-        name, *port, parent.empty() ? "" : absl::StrFormat("parent = \"%s\"\n", parent), setup_.inflight_mb << 20, extra);
-    ASSIGN_OR_RETURN(Process process,
-                     Process::Start({Self(), "serve", file, "--progress", parent.empty() ? "json" : "none"},
-                                    {.log_file = (setup_.out / (name + ".log")).string(), .pipe_stdout = parent.empty()}));
+        name, *port, parent.empty() ? "" : absl::StrFormat("parent = \"%s\"\n", parent),
+        setup_.inflight_mb << 20, extra);
+    ASSIGN_OR_RETURN(
+        Process process,
+        Process::Start(
+            {Self(), "serve", file, "--progress", parent.empty() ? "json" : "none"},
+            {.log_file = (setup_.out / (name + ".log")).string(), .pipe_stdout = parent.empty()}));
     nodes_.push_back(std::move(process));
     return absl::OkStatus();
   }
@@ -192,24 +217,30 @@ class RealRun {
   absl::Status StartNodes() {
     std::error_code ignored;
     std::filesystem::remove_all(setup_.out / "checkpoints", ignored);
-    for (uint32_t i = 0; i < 64; ++i) std::filesystem::remove(setup_.out / absl::StrCat("rack-", i, ".jsonl"), ignored);
+    for (uint32_t i = 0; i < 64; ++i)
+      std::filesystem::remove(setup_.out / absl::StrCat("rack-", i, ".jsonl"), ignored);
     int root_port = 0;
-    RETURN_IF_ERROR(StartNode(
-        "global", "",
-        absl::StrFormat("[run]\nname = \"bench\"\nrounds = %d\nmodel = \"%s\"\nevaluate_every = 0\n\n"
-                        "[cohort]\nminimum = %d\n\n[straggler]\ndeadline_s = 1800\n\n[compression]\ncodec = \"%s\"\n\n"
-                        "[aggregation]\nmax_round_weight = 16777216\n\n[checkpoint]\ndirectory = \"%s\"\nkeep = 1\n",
-                        setup_.rounds, setup_.model, setup_.clients, setup_.codec, (setup_.out / "checkpoints").string()),
-        &root_port));
+    RETURN_IF_ERROR(
+        StartNode("global", "",
+                  absl::StrFormat(
+                      "[run]\nname = \"bench\"\nrounds = %d\nmodel = \"%s\"\nevaluate_every = 0\n\n"
+                      "[cohort]\nminimum = %d\n\n[straggler]\ndeadline_s = "
+                      "1800\n\n[compression]\ncodec = \"%s\"\n\n"
+                      "[aggregation]\nmax_round_weight = 16777216\n\n[checkpoint]\ndirectory = "
+                      "\"%s\"\nkeep = 1\n",
+                      setup_.rounds, setup_.model, setup_.clients, setup_.codec,
+                      (setup_.out / "checkpoints").string()),
+                  &root_port));
     const std::string root = absl::StrCat("127.0.0.1:", root_port);
     doors_ = {root};
     if (setup_.racks > 0) doors_.clear();
     for (uint32_t i = 0; i < setup_.racks; ++i) {
       int port = 0;
-      RETURN_IF_ERROR(StartNode(absl::StrCat("rack-", i), root,
-                                absl::StrFormat("[metrics]\nrounds_file = \"%s\"\n",
-                                                (setup_.out / absl::StrCat("rack-", i, ".jsonl")).string()),
-                                &port));
+      RETURN_IF_ERROR(
+          StartNode(absl::StrCat("rack-", i), root,
+                    absl::StrFormat("[metrics]\nrounds_file = \"%s\"\n",
+                                    (setup_.out / absl::StrCat("rack-", i, ".jsonl")).string()),
+                    &port));
       doors_.push_back(absl::StrCat("127.0.0.1:", port));
     }
     return absl::OkStatus();
@@ -245,18 +276,20 @@ absl::StatusOr<std::vector<Figure>> Ingest(const RoundOptions& o) {
                      .unit = "GB/s",
                      .ceiling = raw.bytes_per_second / 1e9,
                      .note = "encoded bytes folded; ceiling: the same senders into a gRPC sink"});
-  figures.push_back({.name = absl::StrCat("round.ingest.", CodecName(o.codec), ".extra_cpu_s_per_gb",
-                                          setup.racks == 0 ? "" : ".two_tier"),
-                     .value = real.cpu_seconds_per_gb - raw.cpu_seconds_per_gb,
-                     .unit = "s/GB",
-                     .ceiling = std::nullopt,
-                     .note = absl::StrFormat("aggregators %.3f, sink %.3f; start, apply and checkpoint included",
-                                             real.cpu_seconds_per_gb, raw.cpu_seconds_per_gb)});
-  figures.push_back({.name = absl::StrCat("round.root_ingress_bytes.", topology),
-                     .value = real.root_ingress,
-                     .unit = "B",
-                     .ceiling = std::nullopt,
-                     .note = absl::StrCat("a round, ", setup.clients, " clients, transport ", real.transport)});
+  figures.push_back(
+      {.name = absl::StrCat("round.ingest.", CodecName(o.codec), ".extra_cpu_s_per_gb",
+                            setup.racks == 0 ? "" : ".two_tier"),
+       .value = real.cpu_seconds_per_gb - raw.cpu_seconds_per_gb,
+       .unit = "s/GB",
+       .ceiling = std::nullopt,
+       .note = absl::StrFormat("aggregators %.3f, sink %.3f; start, apply and checkpoint included",
+                               real.cpu_seconds_per_gb, raw.cpu_seconds_per_gb)});
+  figures.push_back(
+      {.name = absl::StrCat("round.root_ingress_bytes.", topology),
+       .value = real.root_ingress,
+       .unit = "B",
+       .ceiling = std::nullopt,
+       .note = absl::StrCat("a round, ", setup.clients, " clients, transport ", real.transport)});
   figures.push_back({.name = "round.memory.aggregator_rss_mb",
                      .value = real.peak_rss / 1e6,
                      .unit = "MB",
@@ -264,7 +297,10 @@ absl::StatusOr<std::vector<Figure>> Ingest(const RoundOptions& o) {
                      .note = "peak of the largest aggregator"});
   ASSIGN_OR_RETURN(auto layout, models::BuiltinLayout(o.model));
   figures.push_back({.name = "round.memory.limit_mb",
-                     .value = (16.0 * static_cast<double>(layout->elements()) + static_cast<double>(setup.inflight_mb << 20)) / 1e6 + 150,
+                     .value = (16.0 * static_cast<double>(layout->elements()) +
+                               static_cast<double>(setup.inflight_mb << 20)) /
+                                  1e6 +
+                              150,
                      .unit = "MB",
                      .ceiling = std::nullopt,
                      .note = "8 B x parameters x 2 + in-flight budget + 150 MB"});
@@ -300,8 +336,9 @@ absl::StatusOr<std::vector<Figure>> Overhead(const RoundOptions& o) {
                        .value = Median(steady) * 1e3,
                        .unit = "ms",
                        .ceiling = std::nullopt,
-                       .note = absl::StrFormat("median of %d rounds; worst %.1f ms", static_cast<int>(steady.size()),
-                                               *std::max_element(steady.begin(), steady.end()) * 1e3)});
+                       .note = absl::StrFormat(
+                           "median of %d rounds; worst %.1f ms", static_cast<int>(steady.size()),
+                           *std::max_element(steady.begin(), steady.end()) * 1e3)});
   }
   return figures;
 }
@@ -323,7 +360,8 @@ absl::StatusOr<std::vector<Figure>> Sessions(const RoundOptions& o) {
        .value = (many.peak_rss - one.peak_rss) / 1024 / (setup.clients - 1),
        .unit = "KB",
        .ceiling = std::nullopt,
-       .note = absl::StrFormat("a session, peak over %d rounds with %d live clients", setup.rounds, setup.clients)},
+       .note = absl::StrFormat("a session, peak over %d rounds with %d live clients", setup.rounds,
+                               setup.clients)},
       {.name = "round.sessions.round_ms",
        .value = Median(steady) * 1e3,
        .unit = "ms",
@@ -342,9 +380,10 @@ int Round(const RoundOptions& options) {
   absl::Status status = figures.status();
   if (figures.ok()) {
     Print(*figures);
-    status = WriteJson(options.json, *figures,
-                       {options.scenario, options.model, options.codec, options.topology,
-                        absl::StrCat("clients=", options.clients), absl::StrCat("rounds=", options.rounds)});
+    status = WriteJson(
+        options.json, *figures,
+        {options.scenario, options.model, options.codec, options.topology,
+         absl::StrCat("clients=", options.clients), absl::StrCat("rounds=", options.rounds)});
   }
   if (status.ok()) return 0;
   std::fprintf(stderr, "%s\n", Text(status).c_str());

@@ -40,22 +40,26 @@ class SyntheticDeltas final : public aggregation::DeltaSource {
   std::vector<int64_t> ints_;
 };
 
-absl::StatusOr<std::shared_ptr<const Segments>> Encode(const std::string& model, const std::string& codec_spec) {
+absl::StatusOr<std::shared_ptr<const Segments>> Encode(const std::string& model,
+                                                       const std::string& codec_spec) {
   ASSIGN_OR_RETURN(auto layout, models::BuiltinLayout(model));
   ASSIGN_OR_RETURN(auto codec, compression::MakeCodec(codec_spec));
   SyntheticDeltas deltas(*layout);
   auto segments = std::make_shared<Segments>();
-  RETURN_IF_ERROR(aggregation::EncodeUpdate(*layout, *codec, 1, 1, deltas, [&](std::vector<uint8_t> segment) {
-    segments->push_back(std::move(segment));
-    return absl::OkStatus();
-  }));
+  RETURN_IF_ERROR(
+      aggregation::EncodeUpdate(*layout, *codec, 1, 1, deltas, [&](std::vector<uint8_t> segment) {
+        segments->push_back(std::move(segment));
+        return absl::OkStatus();
+      }));
   return std::shared_ptr<const Segments>(std::move(segments));
 }
 
 class PreparedTrainer final : public client::Trainer {
  public:
-  explicit PreparedTrainer(std::shared_ptr<const Segments> segments) : segments_(std::move(segments)) {}
-  absl::StatusOr<client::TrainResult> Train(const client::TrainTask&, const std::function<bool()>&) override {
+  explicit PreparedTrainer(std::shared_ptr<const Segments> segments)
+      : segments_(std::move(segments)) {}
+  absl::StatusOr<client::TrainResult> Train(const client::TrainTask&,
+                                            const std::function<bool()>&) override {
     client::TrainResult result;
     result.weight = 100;
     result.encoded = segments_;

@@ -1,11 +1,11 @@
-// The raw ceiling of ingest: a bare gRPC ByteBuffer stream from the same senders into a sink that drops the bytes.
-// It plays just enough of an aggregator for the senders to send.
+// The raw ceiling of ingest: a bare gRPC ByteBuffer stream from the same senders into a sink that
+// drops the bytes. It plays just enough of an aggregator for the senders to send.
 #include <grpcpp/grpcpp.h>
 
 #include <chrono>
 #include <condition_variable>
-#include <deque>
 #include <cstdio>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -141,7 +141,9 @@ class SinkSession final : public grpc::ServerBidiReactor<v1::SessionRequest, v1:
 
 class SinkUpload final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
  public:
-  SinkUpload(Hub* hub, grpc::ByteBuffer* response) : hub_(hub), response_(response) { StartRead(&message_); }
+  SinkUpload(Hub* hub, grpc::ByteBuffer* response) : hub_(hub), response_(response) {
+    StartRead(&message_);
+  }
   void OnReadDone(bool ok) override {
     if (ok) {
       if (bytes_ == 0) hub_->FirstByte();
@@ -168,14 +170,16 @@ class SinkUpload final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   uint64_t bytes_ = 0;
 };
 
-class Service final
-    : public v1::Aggregator::WithCallbackMethod_Session<v1::Aggregator::WithRawCallbackMethod_Upload<v1::Aggregator::Service>> {
+class Service final : public v1::Aggregator::WithCallbackMethod_Session<
+                          v1::Aggregator::WithRawCallbackMethod_Upload<v1::Aggregator::Service>> {
  public:
   explicit Service(Hub* hub) : hub_(hub) {}
-  grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>* Session(grpc::CallbackServerContext*) override {
+  grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>* Session(
+      grpc::CallbackServerContext*) override {
     return new SinkSession(hub_);
   }
-  grpc::ServerReadReactor<grpc::ByteBuffer>* Upload(grpc::CallbackServerContext*, grpc::ByteBuffer* response) override {
+  grpc::ServerReadReactor<grpc::ByteBuffer>* Upload(grpc::CallbackServerContext*,
+                                                    grpc::ByteBuffer* response) override {
     return new SinkUpload(hub_, response);
   }
 
@@ -240,7 +244,8 @@ int Sink(const SinkOptions& options) {
   Hub hub(options, *layout);
   Service service(&hub);
   grpc::ServerBuilder builder;
-  builder.AddListeningPort(absl::StrCat("127.0.0.1:", options.port), grpc::InsecureServerCredentials());
+  builder.AddListeningPort(absl::StrCat("127.0.0.1:", options.port),
+                           grpc::InsecureServerCredentials());
   builder.RegisterService(&service);
   builder.SetMaxReceiveMessageSize(4 << 20);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, 1 << 20);

@@ -73,7 +73,8 @@ absl::StatusOr<std::string> HashFile(const std::string& path) {
   Sha256 hash;
   std::vector<uint8_t> buffer(1 << 20);
   ssize_t n = 0;
-  while ((n = read(fd, buffer.data(), buffer.size())) > 0) hash.Update({buffer.data(), static_cast<size_t>(n)});
+  while ((n = read(fd, buffer.data(), buffer.size())) > 0)
+    hash.Update({buffer.data(), static_cast<size_t>(n)});
   close(fd);
   if (n < 0) return absl::DataLossError(absl::StrCat("cannot read ", path));
   return std::move(hash).Finish();
@@ -113,13 +114,17 @@ v1::CheckpointManifest Scan(const std::string& run_path) {
 }
 
 absl::Status CheckHash(const std::string& path, const std::string& expected) {
-  if (expected.empty()) return absl::OkStatus();  // from a scan: the state's own hash of the model decides
+  if (expected.empty())
+    return absl::OkStatus();  // from a scan: the state's own hash of the model decides
   ASSIGN_OR_RETURN(const std::string hash, HashFile(path));
-  if (hash != expected) return absl::DataLossError(absl::StrCat(path, " is damaged: its SHA-256 is not the manifest's"));
+  if (hash != expected)
+    return absl::DataLossError(
+        absl::StrCat(path, " is damaged: its SHA-256 is not the manifest's"));
   return absl::OkStatus();
 }
 
-absl::StatusOr<Checkpoint> LoadEntry(const std::string& run_path, const v1::CheckpointManifest::Entry& entry) {
+absl::StatusOr<Checkpoint> LoadEntry(const std::string& run_path,
+                                     const v1::CheckpointManifest::Entry& entry) {
   const std::string directory = run_path + "/" + entry.directory();
   const std::string model_path = directory + "/" + kModelFile;
   const std::string state_path = directory + "/" + kStateFile;
@@ -127,11 +132,13 @@ absl::StatusOr<Checkpoint> LoadEntry(const std::string& run_path, const v1::Chec
   RETURN_IF_ERROR(CheckHash(model_path, entry.model_file_sha256()));
   Checkpoint out;
   ASSIGN_OR_RETURN(const std::string state, ReadWhole(state_path));
-  if (!out.state.ParseFromString(state)) return absl::DataLossError(absl::StrCat(state_path, " is damaged"));
+  if (!out.state.ParseFromString(state))
+    return absl::DataLossError(absl::StrCat(state_path, " is damaged"));
   ASSIGN_OR_RETURN(auto layout, aggregation::ModelLayout::FromProto(out.state.layout()));
   ASSIGN_OR_RETURN(out.model, models::ReadSafetensorsAs(model_path, layout));
   if (Sha256Of(out.model.bytes) != out.state.model_sha256()) {
-    return absl::DataLossError(absl::StrCat(model_path, " is damaged: its tensors are not those of state.pb"));
+    return absl::DataLossError(
+        absl::StrCat(model_path, " is damaged: its tensors are not those of state.pb"));
   }
   return out;
 }
@@ -145,8 +152,8 @@ absl::StatusOr<std::unique_ptr<CheckpointStore>> CheckpointStore::Open(const Opt
   std::error_code error;
   fs::create_directories(store->path_, error);
   if (error) {
-    return absl::PermissionDeniedError(absl::StrCat("cannot create [checkpoint] directory ", store->path_, ": ",
-                                                    error.message()));
+    return absl::PermissionDeniedError(
+        absl::StrCat("cannot create [checkpoint] directory ", store->path_, ": ", error.message()));
   }
   const std::string lock_path = store->path_ + "/LOCK";
   store->lock_fd_ = open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
@@ -159,13 +166,15 @@ absl::StatusOr<std::unique_ptr<CheckpointStore>> CheckpointStore::Open(const Opt
   }
   const std::string pid = std::to_string(getpid());
   // The lock itself is the kernel's; the pid is only for the message above.
-  if (ftruncate(store->lock_fd_, 0) != 0 || pwrite(store->lock_fd_, pid.data(), pid.size(), 0) < 0) {
+  if (ftruncate(store->lock_fd_, 0) != 0 ||
+      pwrite(store->lock_fd_, pid.data(), pid.size(), 0) < 0) {
     return FileError("write", lock_path);
   }
   for (const auto& entry : fs::directory_iterator(store->path_, error)) {
     if (entry.path().string().ends_with(kUnfinished)) fs::remove_all(entry.path(), error);
   }
-  if (auto manifest = ReadManifest(store->path_); manifest.ok()) store->manifest_ = *std::move(manifest);
+  if (auto manifest = ReadManifest(store->path_); manifest.ok())
+    store->manifest_ = *std::move(manifest);
   return store;
 }
 
@@ -173,7 +182,8 @@ CheckpointStore::~CheckpointStore() {
   if (lock_fd_ >= 0) close(lock_fd_);
 }
 
-absl::Status CheckpointStore::Save(const v1::CheckpointState& state, const aggregation::ModelLayout& layout,
+absl::Status CheckpointStore::Save(const v1::CheckpointState& state,
+                                   const aggregation::ModelLayout& layout,
                                    std::span<const uint8_t> model) {
   const std::string name = DirectoryName(state.round());
   const std::string final_path = path_ + "/" + name;
@@ -181,9 +191,11 @@ absl::Status CheckpointStore::Save(const v1::CheckpointState& state, const aggre
   std::error_code error;
   fs::remove_all(fresh, error);
   fs::create_directories(fresh, error);
-  if (error) return absl::UnavailableError(absl::StrCat("cannot create ", fresh, ": ", error.message()));
-  RETURN_IF_ERROR(models::WriteSafetensors(fresh + "/" + kModelFile, layout, model,
-                                           {{"run", state.run()}, {"round", std::to_string(state.round())}}));
+  if (error)
+    return absl::UnavailableError(absl::StrCat("cannot create ", fresh, ": ", error.message()));
+  RETURN_IF_ERROR(
+      models::WriteSafetensors(fresh + "/" + kModelFile, layout, model,
+                               {{"run", state.run()}, {"round", std::to_string(state.round())}}));
   const std::string state_bytes = state.SerializeAsString();
   RETURN_IF_ERROR(WriteFile(fresh + "/" + kStateFile, state_bytes));
   ASSIGN_OR_RETURN(const std::string model_hash, HashFile(fresh + "/" + kModelFile));
@@ -225,17 +237,20 @@ absl::StatusOr<Checkpoint> CheckpointStore::Load(std::vector<std::string>* warni
     if (scanned.entries().empty()) {
       return absl::NotFoundError(absl::StrCat("no checkpoint in ", path_));
     }
-    warnings->push_back(absl::StrCat(Text(manifest.status()), "; the checkpoints beside it are tried"));
+    warnings->push_back(
+        absl::StrCat(Text(manifest.status()), "; the checkpoints beside it are tried"));
     manifest = std::move(scanned);
   }
   for (int i = manifest->entries_size() - 1; i >= 0; --i) {
     auto checkpoint = LoadEntry(path_, manifest->entries(i));
     if (checkpoint.ok()) return checkpoint;
-    warnings->push_back(absl::StrCat("checkpoint of round ", manifest->entries(i).round(), " is passed over: ",
-                                     checkpoint.status().message()));
+    warnings->push_back(absl::StrCat("checkpoint of round ", manifest->entries(i).round(),
+                                     " is passed over: ", checkpoint.status().message()));
   }
-  if (manifest->entries().empty()) return absl::NotFoundError(absl::StrCat("no checkpoint in ", path_));
-  return absl::DataLossError(absl::StrCat("no checkpoint in ", path_, " can be read; move it away to start afresh"));
+  if (manifest->entries().empty())
+    return absl::NotFoundError(absl::StrCat("no checkpoint in ", path_));
+  return absl::DataLossError(
+      absl::StrCat("no checkpoint in ", path_, " can be read; move it away to start afresh"));
 }
 
 }  // namespace tributary::server

@@ -1,4 +1,5 @@
-// Checkpoints: what was committed survives kill -9 at any moment (docs/wire-format.md, "Checkpoint").
+// Checkpoints: what was committed survives kill -9 at any moment (docs/wire-format.md,
+// "Checkpoint").
 #pragma once
 
 #include <memory>
@@ -18,25 +19,27 @@ struct Checkpoint {
   models::Model model;
 };
 
-// One run's directory, <dir>/<run>/. Not thread-safe; one process at a time (a lock file says who holds it).
+// One run's directory, <dir>/<run>/. Not thread-safe; one process at a time (a lock file says who
+// holds it).
 class CheckpointStore {
  public:
   struct Options {
     std::string directory;  // <dir>; created if absent
     std::string run;
-    int keep = 3;           // checkpoints kept, the newest; at least 1
+    int keep = 3;  // checkpoints kept, the newest; at least 1
   };
   // FAILED_PRECONDITION, naming the pid, where another live process holds the lock.
   static absl::StatusOr<std::unique_ptr<CheckpointStore>> Open(const Options& options);
   ~CheckpointStore();
 
-  // Writes <round, 8 digits>/ beside (model.safetensors, state.pb), fsyncs files and directory, renames, then
-  // replaces MANIFEST the same way, then deletes what is older than `keep`. After OK it survives anything.
+  // Writes <round, 8 digits>/ beside (model.safetensors, state.pb), fsyncs files and directory,
+  // renames, then replaces MANIFEST the same way, then deletes what is older than `keep`. After OK
+  // it survives anything.
   absl::Status Save(const v1::CheckpointState& state, const aggregation::ModelLayout& layout,
                     std::span<const uint8_t> model);
 
-  // The newest good checkpoint. Damaged ones (missing files, wrong SHA-256, unreadable) are skipped, a line each
-  // in `warnings`. NOT_FOUND where there is none: the run starts afresh.
+  // The newest good checkpoint. Damaged ones (missing files, wrong SHA-256, unreadable) are
+  // skipped, a line each in `warnings`. NOT_FOUND where there is none: the run starts afresh.
   absl::StatusOr<Checkpoint> Load(std::vector<std::string>* warnings);
 
   const std::string& path() const { return path_; }  // <dir>/<run>

@@ -25,7 +25,9 @@ int FoldWorkers(const LimitsConfig& limits) {
   return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
 }
 
-std::shared_ptr<v1::SessionResponse> NewResponse() { return std::make_shared<v1::SessionResponse>(); }
+std::shared_ptr<v1::SessionResponse> NewResponse() {
+  return std::make_shared<v1::SessionResponse>();
+}
 
 }  // namespace
 
@@ -40,7 +42,8 @@ Collector::Collector(EventLoop* loop, const LimitsConfig& limits, Callbacks call
 
 Collector::~Collector() { pool_.Wait(); }
 
-void Collector::Open(const std::string& run, std::shared_ptr<const aggregation::ModelLayout> layout) {
+void Collector::Open(const std::string& run,
+                     std::shared_ptr<const aggregation::ModelLayout> layout) {
   run_ = run;
   layout_ = std::move(layout);
   auto waiting = std::move(waiting_joins_);
@@ -73,7 +76,9 @@ void Collector::OnJoin(std::shared_ptr<Session> session) {
 void Collector::OnMessage(std::shared_ptr<Session> session, v1::SessionRequest message) {
   // A heartbeat that changes nothing is only a sign of life, which the session has noted already.
   if (message.has_heartbeat() && session->join().role() == v1::CLIENT) return;
-  loop_->Post([this, session = std::move(session), message = std::move(message)] { Message(session, message); });
+  loop_->Post([this, session = std::move(session), message = std::move(message)] {
+    Message(session, message);
+  });
 }
 
 void Collector::OnSessionEnd(std::shared_ptr<Session> session) {
@@ -87,15 +92,17 @@ void Collector::Join(std::shared_ptr<Session> session) {
   }
   const v1::Join& join = session->join();
   const auto refuse = [&](const std::string& reason) {
-    spdlog::warn("{} \"{}\" from {} refused: {}", join.role() == v1::CLIENT ? "client" : "aggregator", join.id(),
-                 session->peer(), reason);
+    spdlog::warn("{} \"{}\" from {} refused: {}",
+                 join.role() == v1::CLIENT ? "client" : "aggregator", join.id(), session->peer(),
+                 reason);
     auto response = NewResponse();
     response->mutable_refused()->set_reason(reason);
     session->Send(std::move(response));
     session->Finish();
   };
   if (!join.run().empty() && join.run() != run_) {
-    refuse(absl::StrCat("run \"", join.run(), "\" is not served here, \"", run_, "\" is; correct the client's run"));
+    refuse(absl::StrCat("run \"", join.run(), "\" is not served here, \"", run_,
+                        "\" is; correct the client's run"));
     return;
   }
   if (join.role() == v1::AGGREGATOR && tier_ == nullptr) {
@@ -105,17 +112,19 @@ void Collector::Join(std::shared_ptr<Session> session) {
   const auto old = children_.find(join.id());
   if (old != children_.end()) {
     if (join.epoch() < old->second.epoch) {
-      refuse(absl::StrCat("a later life of \"", join.id(), "\" has joined already; give each client its own id"));
+      refuse(absl::StrCat("a later life of \"", join.id(),
+                          "\" has joined already; give each client its own id"));
       return;
     }
     // The newer session wins. The same life reconnecting needs no word on its dead stream.
     old->second.session->superseded = true;
     if (join.epoch() > old->second.epoch) {
-      spdlog::info("\"{}\" joined again from {}: the newer session wins", join.id(), session->peer());
+      spdlog::info("\"{}\" joined again from {}: the newer session wins", join.id(),
+                   session->peer());
       auto response = NewResponse();
       response->mutable_stop()->set_kind(v1::Stop::SUPERSEDED);
-      response->mutable_stop()->set_reason(absl::StrCat("another session with the id \"", join.id(), "\" joined from ",
-                                                        session->peer()));
+      response->mutable_stop()->set_reason(absl::StrCat("another session with the id \"", join.id(),
+                                                        "\" joined from ", session->peer()));
       old->second.session->Send(std::move(response));
       old->second.session->Finish();
     } else {
@@ -161,18 +170,21 @@ void Collector::Welcome(const std::string& id, Child& child) {
     return;
   }
   if (machine_ != nullptr) {
-    Act(machine_->Joined({.id = id, .aggregator = child.aggregator, .epoch = child.epoch}, loop_->Now()));
+    Act(machine_->Joined({.id = id, .aggregator = child.aggregator, .epoch = child.epoch},
+                         loop_->Now()));
   }
   callbacks_.members_changed();
 }
 
-void Collector::Message(const std::shared_ptr<Session>& session, const v1::SessionRequest& message) {
+void Collector::Message(const std::shared_ptr<Session>& session,
+                        const v1::SessionRequest& message) {
   const auto it = children_.find(session->join().id());
-  if (it == children_.end() || it->second.session != session) return;  // a superseded stream's last words
+  if (it == children_.end() || it->second.session != session)
+    return;  // a superseded stream's last words
   Child& child = it->second;
   if (message.has_heartbeat()) {
-    const bool changed =
-        child.clients != message.heartbeat().clients() || child.examples != message.heartbeat().examples();
+    const bool changed = child.clients != message.heartbeat().clients() ||
+                         child.examples != message.heartbeat().examples();
     child.clients = message.heartbeat().clients();
     child.examples = message.heartbeat().examples();
     if (changed) callbacks_.members_changed();
@@ -185,7 +197,8 @@ void Collector::Message(const std::shared_ptr<Session>& session, const v1::Sessi
 }
 
 void Collector::Report(const std::string& id, Child& child, const v1::Report& report) {
-  if (machine_ == nullptr || report.round() != spec_.round() || report.kind() != spec_.kind()) return;
+  if (machine_ == nullptr || report.round() != spec_.round() || report.kind() != spec_.kind())
+    return;
   if (!report.declined().empty()) {
     spdlog::info("\"{}\" sits round {} out: {}", id, report.round(), report.declined());
   }
@@ -244,8 +257,9 @@ void Collector::StopAll(v1::Stop::Kind kind, const std::string& reason, uint64_t
 
 // ---- The round
 
-absl::Status Collector::Begin(const v1::RoundSpec& spec, const aggregation::Grid& grid, uint32_t minimum,
-                              absl::Duration rejoin_grace, std::shared_ptr<const ModelVersion> model) {
+absl::Status Collector::Begin(const v1::RoundSpec& spec, const aggregation::Grid& grid,
+                              uint32_t minimum, absl::Duration rejoin_grace,
+                              std::shared_ptr<const ModelVersion> model) {
   const bool train = spec.kind() == v1::TRAIN;
   if (train) {
     if (sum_ == nullptr) {
@@ -287,7 +301,8 @@ absl::Status Collector::Begin(const v1::RoundSpec& spec, const aggregation::Grid
   for (const auto& [id, child] : children_) {
     members.push_back({.id = id, .aggregator = child.aggregator, .epoch = child.epoch});
   }
-  std::sort(members.begin(), members.end(), [](const auto& a, const auto& b) { return a.id < b.id; });
+  std::sort(members.begin(), members.end(),
+            [](const auto& a, const auto& b) { return a.id < b.id; });
   Act(machine_->Begin(members, loop_->Now()));
   return absl::OkStatus();
 }
@@ -303,11 +318,13 @@ void Collector::SendTask(const std::string& id) {
   task->mutable_spec()->set_deadline_ms(static_cast<uint64_t>(absl::ToInt64Milliseconds(left)));
   const bool holds = child.held_sha256 == model_->sha256;
   if (child.aggregator) {
-    // Its share of the weight that may be admitted, by the examples below it: shares never add up to more.
+    // Its share of the weight that may be admitted, by the examples below it: shares never add up
+    // to more.
     const Census census = Count();
     const uint64_t total = std::max<uint64_t>(census.examples, 1);
     const uint64_t all = spec_.admit_weight() > 0 ? spec_.admit_weight() : grid_.max_weight;
-    const auto share = static_cast<unsigned __int128>(all) * std::max<uint64_t>(child.examples, 1) / total;
+    const auto share =
+        static_cast<unsigned __int128>(all) * std::max<uint64_t>(child.examples, 1) / total;
     task->mutable_spec()->set_admit_weight(
         std::max<uint64_t>(1, std::min<uint64_t>(all, static_cast<uint64_t>(share))));
     task->set_model_follows(!holds);
@@ -339,7 +356,8 @@ void Collector::Act(const std::vector<Action>& actions) {
         v1::UploadResponse response;
         response.set_status(v1::UploadResponse::STALE);
         response.set_reason("round");
-        response.set_message(absl::StrCat("round ", spec_.round(), " closed, or a newer attempt replaced this one"));
+        response.set_message(
+            absl::StrCat("round ", spec_.round(), " closed, or a newer attempt replaced this one"));
         if (it->second.upload != nullptr) it->second.upload->Reply(response);
         if (it->second.partial != nullptr) it->second.partial->Decide(false, nullptr);
         EndTicket(action.ticket);
@@ -387,7 +405,8 @@ void Collector::Close() {
   round.phases.fold = pool_.busy_seconds() - busy_at_start_;
   if (door_ != nullptr) {
     const auto downloads = static_cast<double>(door_->counters().downloads - downloads_at_start_);
-    const auto nanos = static_cast<double>(door_->counters().download_nanos - download_nanos_at_start_);
+    const auto nanos =
+        static_cast<double>(door_->counters().download_nanos - download_nanos_at_start_);
     round.phases.download = downloads > 0 ? nanos / downloads * 1e-9 : 0;
     bytes_.model_to_clients += door_->counters().download_bytes - download_bytes_at_start_;
   }
@@ -455,7 +474,8 @@ void Collector::Sweep() {
   const absl::Duration now = loop_->Now();
   for (auto& [id, child] : children_) {
     if (now - child.session->last_heard() > absl::Seconds(limits_.session_timeout_s)) {
-      spdlog::warn("no sign of life from \"{}\" for {:.0f} s: its session is ended", id, limits_.session_timeout_s);
+      spdlog::warn("no sign of life from \"{}\" for {:.0f} s: its session is ended", id,
+                   limits_.session_timeout_s);
       child.session->Cancel();
     }
   }
@@ -469,8 +489,8 @@ void Collector::Sweep() {
   }
   for (const uint64_t ticket : stalled) {
     const auto upload = tickets_[ticket].upload;
-    spdlog::warn("the upload of \"{}\" has not moved for {:.0f} s: broken off", upload->header().id(),
-                 limits_.upload_progress_timeout_s);
+    spdlog::warn("the upload of \"{}\" has not moved for {:.0f} s: broken off",
+                 upload->header().id(), limits_.upload_progress_timeout_s);
     v1::UploadResponse response;
     response.set_status(v1::UploadResponse::RETRY);
     response.set_message("the upload did not move; send it again");

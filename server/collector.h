@@ -1,6 +1,8 @@
-// The children's side of a node, the same for roots and racks: who is there, and one round at a time.
+// The children's side of a node, the same for roots and racks: who is there, and one round at a
+// time.
 //
-// Everything but the FrontDoorHandler and TierHandler methods runs on the node's event loop; those post to it.
+// Everything but the FrontDoorHandler and TierHandler methods runs on the node's event loop; those
+// post to it.
 #pragma once
 
 #include <functional>
@@ -30,9 +32,10 @@ struct Phases {
   double train_wait = 0;  // last task sent to first upload or partial sum seen
   double upload = 0;      // first upload seen to last one whole
   double fold = 0;        // CPU of the fold workers
-  double forward = 0;     // racks: sending the partial sum; root: receiving them, first header to last chunk
-  double apply = 0;       // root: division, optimizer, hash
-  double commit = 0;      // root: checkpoint
+  double forward =
+      0;  // racks: sending the partial sum; root: receiving them, first header to last chunk
+  double apply = 0;   // root: division, optimizer, hash
+  double commit = 0;  // root: checkpoint
 };
 
 struct ByteCounts {
@@ -72,13 +75,14 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   void SetLastOutcome(uint64_t round, std::set<std::string> children);
 
   struct Census {
-    uint64_t clients = 0;     // those below aggregators too
+    uint64_t clients = 0;  // those below aggregators too
     uint64_t examples = 0;
     std::vector<std::string> ids;  // direct children
   };
   Census Count() const;
 
-  // Begins a round (none may be running). `spec.deadline_ms` is this node's own; children get what is left.
+  // Begins a round (none may be running). `spec.deadline_ms` is this node's own; children get what
+  // is left.
   absl::Status Begin(const v1::RoundSpec& spec, const aggregation::Grid& grid, uint32_t minimum,
                      absl::Duration rejoin_grace, std::shared_ptr<const ModelVersion> model);
   bool running() const { return machine_ != nullptr; }
@@ -88,8 +92,9 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   // After `closed`: the sum, until Release. Null for an EVALUATE round.
   aggregation::ExactAccumulator* sum() { return sum_.get(); }
   aggregation::FoldPool* pool() { return &pool_; }
-  // Makes room for the next round, after telling the members of a TRAIN round how it ended: committed or not, and
-  // whether this node's sum is in it (a member's update is, when it is in the sum).
+  // Makes room for the next round, after telling the members of a TRAIN round how it ended:
+  // committed or not, and whether this node's sum is in it (a member's update is, when it is in the
+  // sum).
   void Finish(bool committed, bool included, const std::string& why_not);
 
   void StopAll(v1::Stop::Kind kind, const std::string& reason, uint64_t retry_after_ms);
@@ -132,7 +137,8 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   void Report(const std::string& id, Child& child, const v1::Report& report);
   void End(const std::shared_ptr<Session>& session);
   void UploadStart(const std::shared_ptr<Upload>& upload);
-  void UploadComplete(const std::shared_ptr<Upload>& upload, std::shared_ptr<const aggregation::EncodedUpdate> update);
+  void UploadComplete(const std::shared_ptr<Upload>& upload,
+                      std::shared_ptr<const aggregation::EncodedUpdate> update);
   void UploadFailed(const std::shared_ptr<Upload>& upload, const aggregation::Refusal& refusal);
   void PartialStart(const std::shared_ptr<IncomingPartial>& partial);
   void PartialComplete(const std::shared_ptr<IncomingPartial>& partial,
@@ -172,7 +178,8 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   aggregation::FoldPool pool_;
   std::map<uint64_t, Ticket> tickets_;
   google::protobuf::RepeatedPtrField<v1::MetricSum> metrics_;
-  absl::Duration started_, deadline_, last_task_, first_upload_, last_upload_, first_partial_, last_partial_;
+  absl::Duration started_, deadline_, last_task_, first_upload_, last_upload_, first_partial_,
+      last_partial_;
   double busy_at_start_ = 0;
   uint64_t downloads_at_start_ = 0;
   int64_t download_nanos_at_start_ = 0;

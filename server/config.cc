@@ -16,8 +16,8 @@
 namespace tributary::server {
 namespace {
 
-const std::vector<std::string> kRunSections = {"run",        "aggregation", "cohort",  "straggler",
-                                               "compression", "checkpoint", "training"};
+const std::vector<std::string> kRunSections = {"run",         "aggregation", "cohort",  "straggler",
+                                               "compression", "checkpoint",  "training"};
 
 std::string KeyText(const std::string& section, const std::string& key, const std::string& value) {
   return absl::StrCat("[", section, "] ", key, " = ", value);
@@ -25,32 +25,38 @@ std::string KeyText(const std::string& section, const std::string& key, const st
 
 // Reads a number and checks its range, both ends included.
 template <typename T>
-void ReadIn(TomlReader& toml, const std::string& section, const std::string& key, T* out, double low, double high) {
+void ReadIn(TomlReader& toml, const std::string& section, const std::string& key, T* out,
+            double low, double high) {
   if (!toml.Read(section, key, out)) return;
   const auto value = static_cast<double>(*out);
   toml.Require(value >= low && value <= high, section, key,
-               absl::StrCat(KeyText(section, key, absl::StrCat(*out)), " is out of range: ", low, " to ", high));
+               absl::StrCat(KeyText(section, key, absl::StrCat(*out)), " is out of range: ", low,
+                            " to ", high));
 }
 
-void ReadOneOf(TomlReader& toml, const std::string& section, const std::string& key, std::string* out,
-               const std::vector<std::string>& allowed, const std::string& why = "") {
+void ReadOneOf(TomlReader& toml, const std::string& section, const std::string& key,
+               std::string* out, const std::vector<std::string>& allowed,
+               const std::string& why = "") {
   if (!toml.Read(section, key, out)) return;
   if (std::find(allowed.begin(), allowed.end(), *out) != allowed.end()) return;
   const std::string near = Nearest(*out, allowed);
   toml.Complain(section, key,
-                absl::StrCat(KeyText(section, key, absl::StrCat("\"", *out, "\"")), " is not one of ",
-                             absl::StrJoin(allowed, ", "), why,
+                absl::StrCat(KeyText(section, key, absl::StrCat("\"", *out, "\"")),
+                             " is not one of ", absl::StrJoin(allowed, ", "), why,
                              near.empty() ? "" : absl::StrCat("; did you mean \"", near, "\"?")));
 }
 
 bool IsHostPort(const std::string& text) {
   const size_t colon = text.rfind(':');
-  if (colon == std::string::npos || colon == 0 || colon + 1 == text.size() || text.size() - colon > 6) return false;
+  if (colon == std::string::npos || colon == 0 || colon + 1 == text.size() ||
+      text.size() - colon > 6)
+    return false;
   const std::string port = text.substr(colon + 1);
   return port.find_first_not_of("0123456789") == std::string::npos && std::stoi(port) <= 65535;
 }
 
-void CheckHostPort(TomlReader& toml, const std::string& section, const std::string& key, const std::string& value) {
+void CheckHostPort(TomlReader& toml, const std::string& section, const std::string& key,
+                   const std::string& value) {
   toml.Require(IsHostPort(value), section, key,
                absl::StrCat(KeyText(section, key, absl::StrCat("\"", value, "\"")),
                             " is not \"host:port\" with a port up to 65535"));
@@ -74,10 +80,12 @@ void ReadNode(TomlReader& toml, Config* c) {
 }
 
 void ReadTransport(TomlReader& toml, TransportConfig* t) {
-  ReadOneOf(toml, "transport", "kind", &t->kind, {"tcp"}, " (shm, roce, auto and grpc are not in this build)");
+  ReadOneOf(toml, "transport", "kind", &t->kind, {"tcp"},
+            " (shm, roce, auto and grpc are not in this build)");
   toml.Read("transport", "listen", &t->listen);
   CheckHostPort(toml, "transport", "listen", t->listen);
-  if (toml.Read("transport", "advertise", &t->advertise)) CheckHostPort(toml, "transport", "advertise", t->advertise);
+  if (toml.Read("transport", "advertise", &t->advertise))
+    CheckHostPort(toml, "transport", "advertise", t->advertise);
   ReadIn(toml, "transport", "lanes", &t->lanes, 1, 16);
   ReadIn(toml, "transport", "slots", &t->slots, 2, 1024);
   ReadIn(toml, "transport", "heartbeat_s", &t->heartbeat_s, 0.05, 3600);
@@ -88,7 +96,8 @@ void ReadNodeSections(TomlReader& toml, Config* c) {
   LimitsConfig& l = c->limits;
   if (toml.ReadBytes("limits", "inflight_bytes", &l.inflight_bytes)) {
     toml.Require(l.inflight_bytes >= 1 << 16, "limits", "inflight_bytes",
-                 absl::StrCat("[limits] inflight_bytes = ", l.inflight_bytes, " is too little: at least 65536"));
+                 absl::StrCat("[limits] inflight_bytes = ", l.inflight_bytes,
+                              " is too little: at least 65536"));
   }
   ReadIn(toml, "limits", "fold_workers", &l.fold_workers, 0, 256);
   ReadIn(toml, "limits", "max_sessions", &l.max_sessions, 1, 1e6);
@@ -110,10 +119,12 @@ void ReadRun(TomlReader& toml, RunConfig* r) {
   const bool named = toml.Read("run", "model", &r->model);
   const bool file = r->model.ends_with(".safetensors");
   if (!named || (!file && !models::IsBuiltin(r->model))) {
-    toml.Complain("run", "model",
-                  absl::StrCat("[run] model ", named ? absl::StrCat("\"", r->model, "\" is not known") : "is required",
-                               ": a path ending in .safetensors, or one of ",
-                               absl::StrJoin(models::BuiltinNames(), ", ")));
+    toml.Complain(
+        "run", "model",
+        absl::StrCat("[run] model ",
+                     named ? absl::StrCat("\"", r->model, "\" is not known") : "is required",
+                     ": a path ending in .safetensors, or one of ",
+                     absl::StrJoin(models::BuiltinNames(), ", ")));
   } else if (file && !std::filesystem::exists(r->model)) {
     toml.Complain("run", "model", absl::StrCat("[run] model: no file ", r->model));
   }
@@ -139,14 +150,16 @@ void ReadAggregation(TomlReader& toml, AggregationConfig* a) {
   ReadIn(toml, "aggregation", "max_client_weight", &a->max_client_weight, 1, 0x1p50);
   toml.Require(a->max_client_weight <= a->max_round_weight, "aggregation", "max_client_weight",
                absl::StrCat("[aggregation] max_client_weight = ", a->max_client_weight,
-                            " passes max_round_weight = ", a->max_round_weight, ": lower the one or raise the other"));
+                            " passes max_round_weight = ", a->max_round_weight,
+                            ": lower the one or raise the other"));
   toml.Read("aggregation", "fractional_weights", &a->fractional_weights);
   a->policies = toml.ReadStrings("aggregation.policies");
   const std::vector<std::string> known = {"mean", "sum", "max", "first", "skip"};
   for (const auto& [tensor, policy] : a->policies) {
-    toml.Require(std::find(known.begin(), known.end(), policy) != known.end(), "aggregation.policies", tensor,
-                 absl::StrCat("[aggregation.policies] ", tensor, " = \"", policy, "\" is not one of ",
-                              absl::StrJoin(known, ", ")));
+    toml.Require(std::find(known.begin(), known.end(), policy) != known.end(),
+                 "aggregation.policies", tensor,
+                 absl::StrCat("[aggregation.policies] ", tensor, " = \"", policy,
+                              "\" is not one of ", absl::StrJoin(known, ", ")));
   }
 }
 
@@ -154,15 +167,17 @@ void ReadRoundSections(TomlReader& toml, Config* c) {
   ReadIn(toml, "cohort", "minimum", &c->cohort.minimum, 1, 1e9);
   ReadIn(toml, "cohort", "maximum", &c->cohort.maximum, 0, 1e9);
   ReadIn(toml, "cohort", "fraction", &c->cohort.fraction, 1e-9, 1);
-  toml.Require(c->cohort.maximum == 0 || c->cohort.minimum <= c->cohort.maximum, "cohort", "minimum",
-               absl::StrCat("[cohort] minimum = ", c->cohort.minimum, " passes maximum = ", c->cohort.maximum,
-                            ": no round could succeed"));
+  toml.Require(c->cohort.maximum == 0 || c->cohort.minimum <= c->cohort.maximum, "cohort",
+               "minimum",
+               absl::StrCat("[cohort] minimum = ", c->cohort.minimum,
+                            " passes maximum = ", c->cohort.maximum, ": no round could succeed"));
   ReadIn(toml, "straggler", "deadline_s", &c->straggler.deadline_s, 0.05, 1e7);
   ReadIn(toml, "straggler", "quorum", &c->straggler.quorum, 1e-9, 1);
   ReadIn(toml, "straggler", "rejoin_grace_s", &c->straggler.rejoin_grace_s, 0, 1e6);
   toml.Read("compression", "codec", &c->compression.codec);
   if (const auto codec = compression::MakeCodec(c->compression.codec); !codec.ok()) {
-    toml.Complain("compression", "codec", absl::StrCat("[compression] codec: ", codec.status().message()));
+    toml.Complain("compression", "codec",
+                  absl::StrCat("[compression] codec: ", codec.status().message()));
   }
   toml.Read("checkpoint", "directory", &c->checkpoint.directory);
   toml.Require(!c->checkpoint.directory.empty(), "checkpoint", "directory",
@@ -187,9 +202,11 @@ absl::StatusOr<Config> Interpret(TomlReader toml) {
   } else {
     for (const std::string& section : kRunSections) {
       if (!toml.Has(section)) continue;
-      toml.Complain(section, "",
-                    absl::StrCat("[", section, "] describes the run, but this aggregator has a parent (",
-                                 toml.Where("node", "parent"), "): move it to the root's file, or drop [node] parent"));
+      toml.Complain(
+          section, "",
+          absl::StrCat("[", section, "] describes the run, but this aggregator has a parent (",
+                       toml.Where("node", "parent"),
+                       "): move it to the root's file, or drop [node] parent"));
       toml.Ignore(section);
     }
   }

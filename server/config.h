@@ -1,4 +1,5 @@
-// An aggregator's configuration: TOML (design: one file says who the node is; the root's also describes the run).
+// An aggregator's configuration: TOML (design: one file says who the node is; the root's also
+// describes the run).
 #pragma once
 
 #include <cstdint>
@@ -12,89 +13,96 @@
 
 namespace tributary::server {
 
-struct NodeConfig {            // [node]
-  std::string name;            // required; 1..256 bytes
+struct NodeConfig {                     // [node]
+  std::string name;                     // required; 1..256 bytes
   std::string listen = "0.0.0.0:7070";  // the gRPC front door for clients and child aggregators
-  std::vector<std::string> parent;      // "host:port" of the parent's front door, in order of preference; empty: this is the root
+  std::vector<std::string> parent;      // "host:port" of the parent's front door, in order of
+                                        // preference; empty: this is the root
 };
 
-struct TransportConfig {       // [transport]
-  std::string kind = "tcp";    // towards the parent, and offered to children: "tcp" (later "shm", "roce", "auto")
+struct TransportConfig {  // [transport]
+  std::string kind =
+      "tcp";  // towards the parent, and offered to children: "tcp" (later "shm", "roce", "auto")
   std::string listen = "0.0.0.0:0";  // where children's links connect; port 0: any free one
-  std::string advertise;       // host:port told to children; default: the host they reached the front door by
-  uint32_t lanes = 2;          // 1..16
-  uint32_t slots = 8;          // receive slots per link, of 1 MiB each; 2..1024
+  std::string
+      advertise;  // host:port told to children; default: the host they reached the front door by
+  uint32_t lanes = 2;  // 1..16
+  uint32_t slots = 8;  // receive slots per link, of 1 MiB each; 2..1024
   double heartbeat_s = 1;
   double progress_timeout_s = 60;
 };
 
-struct LimitsConfig {          // [limits]
+struct LimitsConfig {                           // [limits]
   uint64_t inflight_bytes = uint64_t{1} << 30;  // encoded updates and partial sums held at once
-  uint32_t fold_workers = 0;   // 0: one a core
+  uint32_t fold_workers = 0;                    // 0: one a core
   uint32_t max_sessions = 20000;
-  double session_timeout_s = 30;     // a session without a heartbeat for this long has ended
-  double upload_progress_timeout_s = 20;  // an upload that moves nothing for this long is broken off
-  double shutdown_grace_s = 10;      // SIGTERM: the running round may finish within this
+  double session_timeout_s = 30;  // a session without a heartbeat for this long has ended
+  double upload_progress_timeout_s =
+      20;                        // an upload that moves nothing for this long is broken off
+  double shutdown_grace_s = 10;  // SIGTERM: the running round may finish within this
 };
 
-struct LogConfig {             // [log]
-  std::string level = "info";  // trace, debug, info, warn, error
+struct LogConfig {               // [log]
+  std::string level = "info";    // trace, debug, info, warn, error
   std::string format = "human";  // or "json"
-  std::string file;            // default: standard error
+  std::string file;              // default: standard error
 };
 
-struct MetricsConfig {         // [metrics]
-  std::string rounds_file;     // rounds.jsonl; default: <checkpoint dir>/<run>/rounds.jsonl at the root, none elsewhere
+struct MetricsConfig {      // [metrics]
+  std::string rounds_file;  // rounds.jsonl; default: <checkpoint dir>/<run>/rounds.jsonl at the
+                            // root, none elsewhere
 };
 
 // ---- The run: only in the root's file.
-struct RunConfig {             // [run]
-  std::string name;            // required at the root; letters, digits, '-', '_', '.'
+struct RunConfig {   // [run]
+  std::string name;  // required at the root; letters, digits, '-', '_', '.'
   uint32_t rounds = 10;
   uint64_t seed = 1;
-  std::string model;           // required: a built-in model's name, or a path ending in .safetensors
-  double startup_limit_s = 300;  // fewer than the minimum of clients for this long: exit 1
-  uint32_t evaluate_every = 1;   // an EVALUATE task after every n-th round; 0: never
+  std::string model;  // required: a built-in model's name, or a path ending in .safetensors
+  double startup_limit_s = 300;    // fewer than the minimum of clients for this long: exit 1
+  uint32_t evaluate_every = 1;     // an EVALUATE task after every n-th round; 0: never
   uint32_t max_failed_rounds = 5;  // in a row, then exit 1
 };
 
-struct AggregationConfig {     // [aggregation]
-  std::string rule = "mean";         // the only one now
+struct AggregationConfig {    // [aggregation]
+  std::string rule = "mean";  // the only one now
   std::string optimizer = "fedavg";
   double server_learning_rate = 1;
-  std::string partial_sum = "exact"; // the only one now
-  int fraction_bits = 30;            // 20..44
-  std::optional<double> bound;       // C; default: the largest that the proof allows
-  uint64_t max_round_weight = 1 << 20;   // W_max: examples in a round
+  std::string partial_sum = "exact";    // the only one now
+  int fraction_bits = 30;               // 20..44
+  std::optional<double> bound;          // C; default: the largest that the proof allows
+  uint64_t max_round_weight = 1 << 20;  // W_max: examples in a round
   uint64_t max_client_weight = 1 << 20;
   bool fractional_weights = false;
-  std::map<std::string, std::string> policies;  // [aggregation.policies] tensor name (or prefix*) = "mean" | "sum" | "max" | "first" | "skip"
+  std::map<std::string, std::string> policies;  // [aggregation.policies] tensor name (or prefix*) =
+                                                // "mean" | "sum" | "max" | "first" | "skip"
 };
 
-struct CohortConfig {          // [cohort]
-  uint32_t minimum = 1;        // clients present before a round starts, and accepted before it counts
-  uint32_t maximum = 0;        // 0: no limit
-  double fraction = 1;         // (0, 1]
+struct CohortConfig {    // [cohort]
+  uint32_t minimum = 1;  // clients present before a round starts, and accepted before it counts
+  uint32_t maximum = 0;  // 0: no limit
+  double fraction = 1;   // (0, 1]
 };
 
-struct StragglerConfig {       // [straggler]
+struct StragglerConfig {  // [straggler]
   double deadline_s = 600;
-  double quorum = 1;           // (0, 1]
-  double rejoin_grace_s = 5;   // a member that vanished is awaited this long
+  double quorum = 1;          // (0, 1]
+  double rejoin_grace_s = 5;  // a member that vanished is awaited this long
 };
 
-struct CompressionConfig {     // [compression]
+struct CompressionConfig {  // [compression]
   std::string codec = "fp32";
 };
 
-struct CheckpointConfig {      // [checkpoint]
-  std::string directory;       // required at the root
-  int keep = 3;                // 1..1000
+struct CheckpointConfig {  // [checkpoint]
+  std::string directory;   // required at the root
+  int keep = 3;            // 1..1000
 };
 
-struct TrainingConfig {        // [training]: hyperparameters handed to clients; all numbers
-  std::map<std::string, double> values = {{"lr", 0.05}, {"momentum", 0}, {"weight_decay", 0},
-                                          {"local_epochs", 1}, {"batch_size", 32}, {"mu", 0}};
+struct TrainingConfig {  // [training]: hyperparameters handed to clients; all numbers
+  std::map<std::string, double> values = {{"lr", 0.05},        {"momentum", 0},
+                                          {"weight_decay", 0}, {"local_epochs", 1},
+                                          {"batch_size", 32},  {"mu", 0}};
 };
 
 struct Config {
@@ -111,14 +119,16 @@ struct Config {
   CompressionConfig compression;
   CheckpointConfig checkpoint;
   TrainingConfig training;
-  // Where keys stand in the file ("path:line:column"), by "section.key": for errors found later, such as a port in use.
+  // Where keys stand in the file ("path:line:column"), by "section.key": for errors found later,
+  // such as a port in use.
   std::map<std::string, std::string> where;
   bool is_root() const { return node.parent.empty(); }
 };
 
 // Reads and checks a file. INVALID_ARGUMENT with every finding, one a line, as
 //   configs/global.toml:12:3: unknown key "quorom" in [straggler]; did you mean "quorum"?
-// NOT_FOUND where the file is not there. Relative paths in it are relative to the working directory.
+// NOT_FOUND where the file is not there. Relative paths in it are relative to the working
+// directory.
 absl::StatusOr<Config> LoadConfig(const std::string& path);
 absl::StatusOr<Config> ParseConfig(const std::string& text, const std::string& path_for_messages);
 

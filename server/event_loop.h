@@ -1,5 +1,5 @@
-// The node's one thread of decisions: closures and timers, run one after another. Nothing in it blocks,
-// so timers come on time whatever peers do.
+// The node's one thread of decisions: closures and timers, run one after another. Nothing in it
+// blocks, so timers come on time whatever peers do.
 #pragma once
 
 #include <condition_variable>
@@ -33,11 +33,11 @@ class EventLoop {
   const Clock* clock_;
   std::mutex mu_;
   std::condition_variable wake_;
-  std::deque<std::function<void()>> queue_;                                          // guarded by mu_
-  std::map<std::pair<absl::Duration, TimerId>, std::function<void()>> timers_;       // guarded by mu_
-  std::map<TimerId, absl::Duration> timer_times_;                                    // guarded by mu_
-  TimerId next_timer_ = 1;                                                           // guarded by mu_
-  bool stopped_ = false;                                                             // guarded by mu_
+  std::deque<std::function<void()>> queue_;                                     // guarded by mu_
+  std::map<std::pair<absl::Duration, TimerId>, std::function<void()>> timers_;  // guarded by mu_
+  std::map<TimerId, absl::Duration> timer_times_;                               // guarded by mu_
+  TimerId next_timer_ = 1;                                                      // guarded by mu_
+  bool stopped_ = false;                                                        // guarded by mu_
 };
 
 // A thread for what takes long (applying, hashing, writing checkpoints): jobs run in order.

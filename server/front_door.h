@@ -1,8 +1,8 @@
-// The gRPC front door: sessions, uploads and downloads, turned into calls on a handler. It knows the wire,
-// not the rounds.
+// The gRPC front door: sessions, uploads and downloads, turned into calls on a handler. It knows
+// the wire, not the rounds.
 //
-// Threads: handler methods are called from gRPC's threads and must not block; Session and Upload methods may
-// be called from any thread.
+// Threads: handler methods are called from gRPC's threads and must not block; Session and Upload
+// methods may be called from any thread.
 #pragma once
 
 #include <atomic>
@@ -25,8 +25,8 @@ class Session {
  public:
   virtual ~Session() = default;
   virtual const v1::Join& join() const = 0;
-  virtual std::string peer() const = 0;          // "ipv4:10.0.0.7:51234"
-  virtual absl::Duration last_heard() const = 0; // monotonic
+  virtual std::string peer() const = 0;           // "ipv4:10.0.0.7:51234"
+  virtual absl::Duration last_heard() const = 0;  // monotonic
   // Queues a message. A peer that lets more than 64 pile up is cut off.
   virtual void Send(std::shared_ptr<const v1::SessionResponse> message) = 0;
   // Ends the stream after what is queued.
@@ -36,7 +36,8 @@ class Session {
   std::atomic<bool> superseded{false};
 };
 
-// One upload under way. The stream is not read on until Admit: gRPC's flow control holds the client.
+// One upload under way. The stream is not read on until Admit: gRPC's flow control holds the
+// client.
 class Upload {
  public:
   virtual ~Upload() = default;
@@ -68,26 +69,27 @@ class FrontDoorHandler {
 
 // Bytes that went over the door, for rounds.jsonl.
 struct DoorCounters {
-  std::atomic<uint64_t> upload_bytes{0};     // segments' bytes taken in
-  std::atomic<uint64_t> download_bytes{0};   // model bytes sent
+  std::atomic<uint64_t> upload_bytes{0};    // segments' bytes taken in
+  std::atomic<uint64_t> download_bytes{0};  // model bytes sent
   std::atomic<uint64_t> downloads{0};
-  std::atomic<int64_t> download_nanos{0};    // summed over downloads
+  std::atomic<int64_t> download_nanos{0};  // summed over downloads
 };
 
 class FrontDoor {
  public:
   struct Options {
-    std::string listen;          // "host:port"; port 0 for any
+    std::string listen;  // "host:port"; port 0 for any
     uint32_t max_sessions = 20000;
   };
   // Starts listening at once. UNAVAILABLE names the address (a port in use).
-  static absl::StatusOr<std::unique_ptr<FrontDoor>> Start(const Options& options, FrontDoorHandler* handler,
+  static absl::StatusOr<std::unique_ptr<FrontDoor>> Start(const Options& options,
+                                                          FrontDoorHandler* handler,
                                                           const ModelShelf* shelf);
   virtual ~FrontDoor() = default;
   virtual int port() const = 0;
   virtual const DoorCounters& counters() const = 0;
-  // Refuses new calls, gives open ones until the deadline, then cancels them. Blocks. The handler must
-  // answer OnSessionEnd etc. until it returns.
+  // Refuses new calls, gives open ones until the deadline, then cancels them. Blocks. The handler
+  // must answer OnSessionEnd etc. until it returns.
   virtual void Shutdown(absl::Duration grace) = 0;
 };
 

@@ -1,4 +1,5 @@
-// The collector's way of an update: offered -> admitted -> reserved -> received -> folded -> acknowledged.
+// The collector's way of an update: offered -> admitted -> reserved -> received -> folded ->
+// acknowledged.
 #include <spdlog/spdlog.h>
 
 #include <utility>
@@ -14,7 +15,8 @@ using aggregation::Verdict;
 
 namespace {
 
-v1::UploadResponse Answer(v1::UploadResponse::Status status, const std::string& reason, const std::string& message) {
+v1::UploadResponse Answer(v1::UploadResponse::Status status, const std::string& reason,
+                          const std::string& message) {
   v1::UploadResponse response;
   response.set_status(status);
   response.set_reason(reason);
@@ -34,7 +36,9 @@ void Collector::OnUploadComplete(std::shared_ptr<Upload> upload,
   });
 }
 void Collector::OnUploadFailed(std::shared_ptr<Upload> upload, aggregation::Refusal refusal) {
-  loop_->Post([this, upload = std::move(upload), refusal = std::move(refusal)] { UploadFailed(upload, refusal); });
+  loop_->Post([this, upload = std::move(upload), refusal = std::move(refusal)] {
+    UploadFailed(upload, refusal);
+  });
 }
 void Collector::OnPartialStart(std::shared_ptr<IncomingPartial> partial) {
   loop_->Post([this, partial = std::move(partial)] { PartialStart(partial); });
@@ -91,32 +95,37 @@ bool Collector::CheckUpload(const v1::UploadHeader& header, v1::UploadResponse* 
     return false;
   };
   if (stopped_.has_value()) {
-    *response = Answer(v1::UploadResponse::RETRY_ELSEWHERE, "shutdown", "this aggregator is shutting down");
+    *response =
+        Answer(v1::UploadResponse::RETRY_ELSEWHERE, "shutdown", "this aggregator is shutting down");
     return false;
   }
   if (header.run() != run_) {
-    return reject("run", absl::StrCat("run \"", header.run(), "\" is not served here, \"", run_, "\" is"));
+    return reject("run",
+                  absl::StrCat("run \"", header.run(), "\" is not served here, \"", run_, "\" is"));
   }
   const auto child = children_.find(header.id());
-  if (child == children_.end() || child->second.aggregator || child->second.epoch != header.epoch()) {
-    return reject("session", absl::StrCat("\"", header.id(), "\" has no session of epoch ", header.epoch(),
-                                          " here; join first"));
+  if (child == children_.end() || child->second.aggregator ||
+      child->second.epoch != header.epoch()) {
+    return reject("session", absl::StrCat("\"", header.id(), "\" has no session of epoch ",
+                                          header.epoch(), " here; join first"));
   }
   if (machine_ == nullptr || spec_.kind() != v1::TRAIN) {
-    *response = Answer(v1::UploadResponse::STALE, "round",
-                       absl::StrCat("round ", header.round(), " is not open; wait for the next task"));
+    *response =
+        Answer(v1::UploadResponse::STALE, "round",
+               absl::StrCat("round ", header.round(), " is not open; wait for the next task"));
     return false;
   }
   if (header.layout_hash() != layout_->hash()) {
     return reject("layout", absl::StrCat("the update of \"", header.id(), "\" has layout ",
                                          absl::BytesToHexString(header.layout_hash().substr(0, 8)),
-                                         ", the run's is ", absl::BytesToHexString(layout_->hash().substr(0, 8)),
+                                         ", the run's is ",
+                                         absl::BytesToHexString(layout_->hash().substr(0, 8)),
                                          "; it was built from another model"));
   }
   if (header.round() == spec_.round() && header.base_version() != spec_.base_version()) {
-    return reject("round", absl::StrCat("the update of \"", header.id(), "\" starts from model version ",
-                                        header.base_version(), ", round ", spec_.round(), " from ",
-                                        spec_.base_version()));
+    return reject("round", absl::StrCat("the update of \"", header.id(),
+                                        "\" starts from model version ", header.base_version(),
+                                        ", round ", spec_.round(), " from ", spec_.base_version()));
   }
   return true;
 }
@@ -129,8 +138,8 @@ void Collector::UploadStart(const std::shared_ptr<Upload>& upload) {
     return;
   }
   if (first_upload_ == absl::ZeroDuration()) first_upload_ = loop_->Now();
-  const Admission admission =
-      machine_->Offer(header.id(), header.epoch(), header.round(), header.weight(), {}, loop_->Now());
+  const Admission admission = machine_->Offer(header.id(), header.epoch(), header.round(),
+                                              header.weight(), {}, loop_->Now());
   switch (admission.verdict) {
     case Verdict::kAdmit:
       break;
@@ -141,13 +150,15 @@ void Collector::UploadStart(const std::shared_ptr<Upload>& upload) {
       upload->Reply(Answer(v1::UploadResponse::STALE, admission.reason, admission.message));
       return;
     case Verdict::kReject:
-      spdlog::warn("update of \"{}\" refused ({}): {}", header.id(), admission.reason, admission.message);
+      spdlog::warn("update of \"{}\" refused ({}): {}", header.id(), admission.reason,
+                   admission.message);
       upload->Reply(Answer(v1::UploadResponse::REJECTED, admission.reason, admission.message));
       return;
   }
   if (const auto old = tickets_.find(admission.replaces); old != tickets_.end()) {
     if (old->second.upload != nullptr) {
-      old->second.upload->Reply(Answer(v1::UploadResponse::STALE, "session", "a newer upload of this id replaced it"));
+      old->second.upload->Reply(
+          Answer(v1::UploadResponse::STALE, "session", "a newer upload of this id replaced it"));
     }
     EndTicket(admission.replaces);
   }
@@ -155,9 +166,9 @@ void Collector::UploadStart(const std::shared_ptr<Upload>& upload) {
   tickets_[admission.ticket].upload = upload;
   const uint64_t most = std::min(aggregation::MaxEncodedBytes(*layout_), budget_.limit());
   if (header.encoded_bytes() == 0 || header.encoded_bytes() > most) {
-    const std::string message =
-        absl::StrCat("the update of \"", header.id(), "\" declares ", header.encoded_bytes(), " bytes; 1 to ", most,
-                     " are allowed by the layout and [limits] inflight_bytes");
+    const std::string message = absl::StrCat(
+        "the update of \"", header.id(), "\" declares ", header.encoded_bytes(), " bytes; 1 to ",
+        most, " are allowed by the layout and [limits] inflight_bytes");
     upload->Reply(Answer(v1::UploadResponse::REJECTED, "size", message));
     RefuseTicket(admission.ticket, "size");
     return;
@@ -177,14 +188,16 @@ void Collector::UploadComplete(const std::shared_ptr<Upload>& upload,
   const uint64_t ticket = upload->ticket;
   auto metrics = aggregation::MetricsToSums(upload->header().metrics());
   google::protobuf::RepeatedPtrField<v1::MetricSum> trial = metrics_;
-  const absl::Status status = metrics.ok() ? aggregation::MergeMetrics(*metrics, &trial) : metrics.status();
+  const absl::Status status =
+      metrics.ok() ? aggregation::MergeMetrics(*metrics, &trial) : metrics.status();
   if (!status.ok()) {
     upload->Reply(Answer(v1::UploadResponse::REJECTED, "malformed", Text(status)));
     RefuseTicket(ticket, "malformed");
     return;
   }
   if (!machine_->Commit(ticket)) {
-    upload->Reply(Answer(v1::UploadResponse::STALE, "round", "the round closed while the update was on its way"));
+    upload->Reply(Answer(v1::UploadResponse::STALE, "round",
+                         "the round closed while the update was on its way"));
     EndTicket(ticket);
     return;
   }
@@ -192,10 +205,12 @@ void Collector::UploadComplete(const std::shared_ptr<Upload>& upload,
   last_upload_ = loop_->Now();
   bytes_.from_clients += update->encoded_bytes();
   bytes_.below += update->encoded_bytes();
-  pool_.Fold(std::move(update), [this, ticket] { loop_->Post([this, ticket] { Folded(ticket); }); });
+  pool_.Fold(std::move(update),
+             [this, ticket] { loop_->Post([this, ticket] { Folded(ticket); }); });
 }
 
-void Collector::UploadFailed(const std::shared_ptr<Upload>& upload, const aggregation::Refusal& refusal) {
+void Collector::UploadFailed(const std::shared_ptr<Upload>& upload,
+                             const aggregation::Refusal& refusal) {
   if (!tickets_.contains(upload->ticket)) return;
   const uint64_t ticket = upload->ticket;
   const std::string& id = upload->header().id();
@@ -209,7 +224,8 @@ void Collector::UploadFailed(const std::shared_ptr<Upload>& upload, const aggreg
     Act(machine_->Aborted(ticket, loop_->Now()));
     return;
   }
-  spdlog::warn("update of \"{}\" for round {} refused ({}): {}", id, spec_.round(), refusal.reason, refusal.message);
+  spdlog::warn("update of \"{}\" for round {} refused ({}): {}", id, spec_.round(), refusal.reason,
+               refusal.message);
   upload->Reply(Answer(v1::UploadResponse::REJECTED, refusal.reason, refusal.message));
   RefuseTicket(ticket, refusal.reason);
 }
@@ -218,8 +234,10 @@ void Collector::Folded(uint64_t ticket) {
   const auto it = tickets_.find(ticket);
   if (it == tickets_.end() || machine_ == nullptr) return;
   Ticket done = std::move(it->second);
-  // Checked before it was folded; what came in since can only fail at the caps, which drop this one's metrics.
-  if (const absl::Status status = aggregation::MergeMetrics(done.metrics, &metrics_); !status.ok()) {
+  // Checked before it was folded; what came in since can only fail at the caps, which drop this
+  // one's metrics.
+  if (const absl::Status status = aggregation::MergeMetrics(done.metrics, &metrics_);
+      !status.ok()) {
     spdlog::warn("metrics dropped: {}", Text(status));
   }
   EndTicket(ticket);
@@ -231,7 +249,8 @@ void Collector::Folded(uint64_t ticket) {
 
 std::string Collector::CheckPartial(const v1::PartialSumHeader& header) const {
   const auto child = children_.find(header.id());
-  if (child == children_.end() || !child->second.aggregator || child->second.epoch != header.epoch()) {
+  if (child == children_.end() || !child->second.aggregator ||
+      child->second.epoch != header.epoch()) {
     return absl::StrCat("it has no session of epoch ", header.epoch());
   }
   if (machine_ == nullptr || spec_.kind() != v1::TRAIN) return "no round is open";
@@ -240,7 +259,8 @@ std::string Collector::CheckPartial(const v1::PartialSumHeader& header) const {
     return "its layout is not the run's; it was built from another model: restart it with this run";
   }
   if (header.base_version() != spec_.base_version()) {
-    return absl::StrCat("it starts from model version ", header.base_version(), ", not ", spec_.base_version());
+    return absl::StrCat("it starts from model version ", header.base_version(), ", not ",
+                        spec_.base_version());
   }
   if (header.chunks() != sum_->chunk_count()) {
     return absl::StrCat("it has ", header.chunks(), " chunks, the layout ", sum_->chunk_count());
@@ -248,8 +268,8 @@ std::string Collector::CheckPartial(const v1::PartialSumHeader& header) const {
   if (header.contributors().empty()) return "it names no contributors";
   if (header.packed_bytes() > sum_->chunk_count() * aggregation::kMaxPackedChunkBytes ||
       header.packed_bytes() > budget_.limit()) {
-    return absl::StrCat("its ", header.packed_bytes(), " bytes pass [limits] inflight_bytes (", budget_.limit(),
-                        "); raise it");
+    return absl::StrCat("its ", header.packed_bytes(), " bytes pass [limits] inflight_bytes (",
+                        budget_.limit(), "); raise it");
   }
   return "";
 }
@@ -257,7 +277,8 @@ std::string Collector::CheckPartial(const v1::PartialSumHeader& header) const {
 void Collector::PartialStart(const std::shared_ptr<IncomingPartial>& partial) {
   const v1::PartialSumHeader& header = partial->header();
   const auto drop = [&](const std::string& why) {
-    spdlog::warn("partial sum of \"{}\" for round {} refused: {}", header.id(), header.round(), why);
+    spdlog::warn("partial sum of \"{}\" for round {} refused: {}", header.id(), header.round(),
+                 why);
     partial->Decide(false, nullptr);
     // Nothing else is to come from it this round: it need not be awaited.
     if (machine_ != nullptr && header.round() == spec_.round() &&
@@ -270,9 +291,11 @@ void Collector::PartialStart(const std::shared_ptr<IncomingPartial>& partial) {
     return;
   }
   if (first_partial_ == absl::ZeroDuration()) first_partial_ = loop_->Now();
-  const std::vector<std::string> contributors(header.contributors().begin(), header.contributors().end());
-  const Admission admission = machine_->Offer(header.id(), header.epoch(), header.round(),
-                                              static_cast<int64_t>(header.weight()), contributors, loop_->Now());
+  const std::vector<std::string> contributors(header.contributors().begin(),
+                                              header.contributors().end());
+  const Admission admission =
+      machine_->Offer(header.id(), header.epoch(), header.round(),
+                      static_cast<int64_t>(header.weight()), contributors, loop_->Now());
   if (admission.verdict != Verdict::kAdmit) {
     drop(admission.message);
     return;
@@ -303,7 +326,8 @@ void Collector::PartialComplete(const std::shared_ptr<IncomingPartial>& partial,
   std::map<std::string, uint64_t> rejected;
   for (const auto& entry : header.rejected()) rejected[entry.reason()] += entry.count();
   machine_->CountBelow(rejected, header.late());
-  pool_.Merge(std::move(packed), [this, ticket] { loop_->Post([this, ticket] { Folded(ticket); }); });
+  pool_.Merge(std::move(packed),
+              [this, ticket] { loop_->Post([this, ticket] { Folded(ticket); }); });
 }
 
 }  // namespace tributary::server

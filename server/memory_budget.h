@@ -1,4 +1,5 @@
-// The node's budget for encoded updates and partial sums in flight: whole reservations, first come first served.
+// The node's budget for encoded updates and partial sums in flight: whole reservations, first come
+// first served.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +9,8 @@
 
 namespace tributary::server {
 
-// On the event loop only. An update reserves all its bytes before any is read, so that half-received
-// updates can never lock each other out.
+// On the event loop only. An update reserves all its bytes before any is read, so that
+// half-received updates can never lock each other out.
 class MemoryBudget {
  public:
   explicit MemoryBudget(uint64_t limit) : limit_(limit) {}
@@ -18,7 +19,8 @@ class MemoryBudget {
   uint64_t used() const { return used_; }
   size_t waiting() const { return waiting_.size(); }
 
-  // Calls `granted` once `bytes` (<= limit) are reserved: now, or in its turn. `key` names the request.
+  // Calls `granted` once `bytes` (<= limit) are reserved: now, or in its turn. `key` names the
+  // request.
   void Reserve(uint64_t key, uint64_t bytes, std::function<void()> granted) {
     waiting_.push_back({key, bytes, std::move(granted)});
     Pump();

@@ -1,4 +1,5 @@
-// One version of the global model, as every tier serves it. Immutable once made, shared by all downloads.
+// One version of the global model, as every tier serves it. Immutable once made, shared by all
+// downloads.
 #pragma once
 
 #include <cstdint>
@@ -19,9 +20,9 @@ struct ModelVersion {
   std::vector<uint8_t> bytes;
   std::shared_ptr<const aggregation::ModelLayout> layout;
 
-  static std::shared_ptr<const ModelVersion> Make(uint64_t version,
-                                                  std::shared_ptr<const aggregation::ModelLayout> layout,
-                                                  std::vector<uint8_t> bytes) {
+  static std::shared_ptr<const ModelVersion> Make(
+      uint64_t version, std::shared_ptr<const aggregation::ModelLayout> layout,
+      std::vector<uint8_t> bytes) {
     auto model = std::make_shared<ModelVersion>();
     model->version = version;
     model->sha256 = Sha256Of(bytes);

@@ -15,14 +15,16 @@ class Node {
  public:
   struct Options {
     Config config;
-    std::function<void(const RoundReport&)> on_round;  // after each finished round; on the node's thread
+    std::function<void(const RoundReport&)>
+        on_round;  // after each finished round; on the node's thread
   };
   // Opens ports, checkpoints and links: what fails here is a mistake in the config or the machine.
   static absl::StatusOr<std::unique_ptr<Node>> Create(Options options);
   virtual ~Node() = default;
   // Until the run is over: OK when it finished or Shutdown drained it, ABORTED when the run failed.
   virtual absl::Status Run() = 0;
-  // From any thread: finish what can be finished within the grace time, then end. Asked twice: at once.
+  // From any thread: finish what can be finished within the grace time, then end. Asked twice: at
+  // once.
   virtual void Shutdown() = 0;
   virtual int port() const = 0;  // of the front door
 };

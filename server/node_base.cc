@@ -15,8 +15,12 @@ constexpr absl::Duration kHangupTime = absl::Seconds(2);  // for members to read
 NodeBase::NodeBase(Options options) : options_(std::move(options)) {
   collector_ = std::make_unique<Collector>(
       &loop_, options_.config.limits,
-      Collector::Callbacks{.members_changed = [this] { if (!ending_) MembersChanged(); },
-                           .closed = [this](CollectedRound round) { RoundClosed(std::move(round)); }});
+      Collector::Callbacks{
+          .members_changed =
+              [this] {
+                if (!ending_) MembersChanged();
+              },
+          .closed = [this](CollectedRound round) { RoundClosed(std::move(round)); }});
 }
 
 NodeBase::~NodeBase() {
@@ -36,13 +40,14 @@ absl::Status NodeBase::OpenPorts() {
   if (!tier.ok()) return Annotate(tier.status(), at("transport.listen"));
   tier_ = *std::move(tier);
   collector_->AttachTier(tier_.get());
-  auto door = FrontDoor::Start({.listen = config.node.listen, .max_sessions = config.limits.max_sessions},
-                               collector_.get(), collector_->shelf());
+  auto door =
+      FrontDoor::Start({.listen = config.node.listen, .max_sessions = config.limits.max_sessions},
+                       collector_.get(), collector_->shelf());
   if (!door.ok()) return Annotate(door.status(), at("node.listen"));
   door_ = *std::move(door);
   collector_->AttachDoor(door_.get());
-  spdlog::info("\"{}\" listens on {} (port {}), links over {} on {}", config.node.name, config.node.listen,
-               door_->port(), tier_->transport(), tier_->address());
+  spdlog::info("\"{}\" listens on {} (port {}), links over {} on {}", config.node.name,
+               config.node.listen, door_->port(), tier_->transport(), tier_->address());
   return absl::OkStatus();
 }
 
@@ -81,7 +86,8 @@ void NodeBase::Hangup(absl::Duration until) {
 
 void NodeBase::Publish(RoundReport report) {
   report.node = options_.config.node.name;
-  if (const absl::Status status = rounds_file_->Append(report); !status.ok()) spdlog::error("{}", Text(status));
+  if (const absl::Status status = rounds_file_->Append(report); !status.ok())
+    spdlog::error("{}", Text(status));
   if (options_.on_round) options_.on_round(report);
 }
 

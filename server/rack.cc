@@ -20,7 +20,9 @@ constexpr absl::Duration kFirstForwardGuess = absl::Milliseconds(500);
 class Rack final : public NodeBase, public UplinkHandler {
  public:
   explicit Rack(Options options)
-      : NodeBase(std::move(options)), c_(options_.config), epoch_(absl::ToUnixMicros(absl::Now())) {}
+      : NodeBase(std::move(options)),
+        c_(options_.config),
+        epoch_(absl::ToUnixMicros(absl::Now())) {}
   ~Rack() override {
     door_.reset();
     tier_.reset();
@@ -46,7 +48,8 @@ class Rack final : public NodeBase, public UplinkHandler {
         End(v1::Stop::GOING_AWAY, stop.reason(), absl::AbortedError(stop.reason()));
         return;
       }
-      End(stop.kind(), stop.reason(), finished ? absl::OkStatus() : absl::AbortedError(stop.reason()));
+      End(stop.kind(), stop.reason(),
+          finished ? absl::OkStatus() : absl::AbortedError(stop.reason()));
     });
   }
   void OnParentRefused(std::string reason) override {
@@ -85,7 +88,8 @@ class Rack final : public NodeBase, public UplinkHandler {
     if (!collector_->opened()) {
       auto layout = aggregation::ModelLayout::FromProto(joined.layout());
       if (!layout.ok() || (*layout)->hash() != joined.layout_hash()) {
-        const std::string message = absl::StrCat("the parent's layout is not valid: ", layout.status().message());
+        const std::string message =
+            absl::StrCat("the parent's layout is not valid: ", layout.status().message());
         End(v1::Stop::FAILED, message, absl::AbortedError(message));
         return;
       }
@@ -96,13 +100,14 @@ class Rack final : public NodeBase, public UplinkHandler {
       return;
     }
     if (joined.run() != run_ || joined.layout_hash() != layout_->hash()) {
-      const std::string message = absl::StrCat("the parent now serves run \"", joined.run(), "\", not \"", run_,
-                                               "\"; restart this aggregator");
+      const std::string message = absl::StrCat("the parent now serves run \"", joined.run(),
+                                               "\", not \"", run_, "\"; restart this aggregator");
       End(v1::Stop::FAILED, message, absl::AbortedError(message));
       return;
     }
     spdlog::info("joined run \"{}\" again", run_);
-    if (joined.has_last_outcome() && waiting_outcome_ && joined.last_outcome().round() == collector_->spec().round()) {
+    if (joined.has_last_outcome() && waiting_outcome_ &&
+        joined.last_outcome().round() == collector_->spec().round()) {
       Outcome(joined.last_outcome());
     }
   }
@@ -116,7 +121,8 @@ class Rack final : public NodeBase, public UplinkHandler {
   void Take(const v1::Task& task) {
     if (ending()) return;
     if (SameRound(task.spec())) {
-      // The parent lost sight of us, or was restarted: what was collected still counts, and is offered again.
+      // The parent lost sight of us, or was restarted: what was collected still counts, and is
+      // offered again.
       spdlog::info("round {} goes on", task.spec().round());
       pending_.reset();
       if (waiting_outcome_) SendUp();
@@ -124,8 +130,8 @@ class Rack final : public NodeBase, public UplinkHandler {
     }
     pending_ = task.spec();
     if (collector_->running()) {
-      spdlog::warn("round {} is given up: the parent has begun round {}", collector_->spec().round(),
-                   task.spec().round());
+      spdlog::warn("round {} is given up: the parent has begun round {}",
+                   collector_->spec().round(), task.spec().round());
       if (waiting_outcome_) {
         GiveUp("the parent went on without it");
       } else {
@@ -166,9 +172,11 @@ class Rack final : public NodeBase, public UplinkHandler {
     if (!status.ok()) {
       Decline(spec, Text(status));
     } else if (collector_->Count().clients == 0) {
-      // After a restart the clients may be on their way back; an empty rack must not hold its parent up.
+      // After a restart the clients may be on their way back; an empty rack must not hold its
+      // parent up.
       loop_.PostAfter(absl::Seconds(c_.straggler.rejoin_grace_s), [this, number = spec.round()] {
-        if (collector_->running() && collector_->spec().round() == number && collector_->Count().clients == 0) {
+        if (collector_->running() && collector_->spec().round() == number &&
+            collector_->Count().clients == 0) {
           collector_->CloseNow();
         }
       });

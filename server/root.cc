@@ -29,20 +29,23 @@ aggregation::Policy PolicyNamed(const std::string& name) {
 
 // The layout with [aggregation.policies] applied: exact names, or prefixes ending in '*'.
 absl::StatusOr<std::shared_ptr<const aggregation::ModelLayout>> WithPolicies(
-    std::shared_ptr<const aggregation::ModelLayout> layout, const std::map<std::string, std::string>& policies) {
+    std::shared_ptr<const aggregation::ModelLayout> layout,
+    const std::map<std::string, std::string>& policies) {
   if (policies.empty()) return layout;
   std::vector<aggregation::TensorSpec> tensors = layout->tensors();
   for (const auto& [pattern, policy] : policies) {
     const bool prefix = pattern.ends_with('*');
     bool matched = false;
     for (aggregation::TensorSpec& tensor : tensors) {
-      if (prefix ? tensor.name.starts_with(pattern.substr(0, pattern.size() - 1)) : tensor.name == pattern) {
+      if (prefix ? tensor.name.starts_with(pattern.substr(0, pattern.size() - 1))
+                 : tensor.name == pattern) {
         tensor.policy = PolicyNamed(policy);
         matched = true;
       }
     }
     if (!matched) {
-      return absl::InvalidArgumentError(absl::StrCat("[aggregation.policies] \"", pattern, "\" fits no tensor of the model"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("[aggregation.policies] \"", pattern, "\" fits no tensor of the model"));
     }
   }
   return aggregation::ModelLayout::Create(std::move(tensors));
@@ -61,12 +64,14 @@ class Root final : public NodeBase {
     std::string note;
     ASSIGN_OR_RETURN(grid_, aggregation::ProveGrid(request, &note));
     if (!note.empty()) spdlog::warn("{}", note);
-    ASSIGN_OR_RETURN(optimizer_, aggregation::MakeServerOptimizer(c_.aggregation.optimizer,
-                                                                  c_.aggregation.server_learning_rate));
+    ASSIGN_OR_RETURN(optimizer_,
+                     aggregation::MakeServerOptimizer(c_.aggregation.optimizer,
+                                                      c_.aggregation.server_learning_rate));
     ASSIGN_OR_RETURN(store_, CheckpointStore::Open({.directory = c_.checkpoint.directory,
                                                     .run = c_.run->name,
                                                     .keep = c_.checkpoint.keep}));
-    if (options_.config.metrics.rounds_file.empty()) options_.config.metrics.rounds_file = store_->path() + "/rounds.jsonl";
+    if (options_.config.metrics.rounds_file.empty())
+      options_.config.metrics.rounds_file = store_->path() + "/rounds.jsonl";
     RETURN_IF_ERROR(LoadModel());
     collector_->Open(c_.run->name, model_->layout);
     return OpenPorts();
@@ -85,26 +90,28 @@ class Root final : public NodeBase {
     RETURN_IF_ERROR(model.status());
     ASSIGN_OR_RETURN(auto layout, WithPolicies(model->layout, c_.aggregation.policies));
     model_ = ModelVersion::Make(0, std::move(layout), std::move(model->bytes));
-    spdlog::info("run \"{}\" starts: model \"{}\", {} tensors, {} elements, SHA-256 {}", c_.run->name, c_.run->model,
-                 model_->layout->tensors().size(), model_->layout->elements(),
-                 absl::BytesToHexString(model_->sha256));
+    spdlog::info("run \"{}\" starts: model \"{}\", {} tensors, {} elements, SHA-256 {}",
+                 c_.run->name, c_.run->model, model_->layout->tensors().size(),
+                 model_->layout->elements(), absl::BytesToHexString(model_->sha256));
     return absl::OkStatus();
   }
 
   absl::Status Resume(Checkpoint checkpoint) {
     const v1::CheckpointState& state = checkpoint.state;
     if (state.seed() != c_.run->seed) {
-      return absl::FailedPreconditionError(absl::StrCat("the checkpoint of run \"", c_.run->name, "\" in ",
-                                                        store_->path(), " has seed ", state.seed(), ", the config ",
-                                                        c_.run->seed, "; give the run another name, or its seed back"));
+      return absl::FailedPreconditionError(
+          absl::StrCat("the checkpoint of run \"", c_.run->name, "\" in ", store_->path(),
+                       " has seed ", state.seed(), ", the config ", c_.run->seed,
+                       "; give the run another name, or its seed back"));
     }
     RETURN_IF_ERROR(optimizer_->Restore({state.optimizer().begin(), state.optimizer().end()}));
-    model_ = ModelVersion::Make(state.version(), checkpoint.model.layout, std::move(checkpoint.model.bytes));
+    model_ = ModelVersion::Make(state.version(), checkpoint.model.layout,
+                                std::move(checkpoint.model.bytes));
     round_ = state.round();
     finished_ = state.finished() && state.round() >= c_.run->rounds;
     collector_->SetLastOutcome(state.version(), {state.children().begin(), state.children().end()});
-    spdlog::info("run \"{}\" resumes after round {} (model version {}, SHA-256 {})", c_.run->name, round_,
-                 model_->version, absl::BytesToHexString(model_->sha256));
+    spdlog::info("run \"{}\" resumes after round {} (model version {}, SHA-256 {})", c_.run->name,
+                 round_, model_->version, absl::BytesToHexString(model_->sha256));
     return absl::OkStatus();
   }
 
@@ -130,23 +137,27 @@ class Root final : public NodeBase {
 
   void WaitingTimer() {
     if (waiting_timer_ != 0) loop_.CancelTimer(waiting_timer_);
-    const absl::Duration limit = waiting_since_ + absl::Seconds(c_.run->startup_limit_s) - loop_.Now();
-    waiting_timer_ = loop_.PostAfter(std::clamp(limit, absl::ZeroDuration(), kWaitingLogEvery), [this] {
-      waiting_timer_ = 0;
-      if (!waiting_ || ending()) return;
-      const Collector::Census census = collector_->Count();
-      const std::string message = absl::StrCat("round ", round_ + 1, " awaits clients: ", census.clients, " of ",
-                                               c_.cohort.minimum, " are here",
-                                               census.ids.empty() ? "" : absl::StrCat(" (through ", Some(census.ids), ")"),
-                                               ", ", Missing(census), " missing");
-      if (loop_.Now() - waiting_since_ >= absl::Seconds(c_.run->startup_limit_s)) {
-        spdlog::error("{}; given up after [run] startup_limit_s = {:.0f}", message, c_.run->startup_limit_s);
-        End(v1::Stop::FAILED, message, absl::AbortedError(message));
-        return;
-      }
-      spdlog::info("{}", message);
-      WaitingTimer();
-    });
+    const absl::Duration limit =
+        waiting_since_ + absl::Seconds(c_.run->startup_limit_s) - loop_.Now();
+    waiting_timer_ =
+        loop_.PostAfter(std::clamp(limit, absl::ZeroDuration(), kWaitingLogEvery), [this] {
+          waiting_timer_ = 0;
+          if (!waiting_ || ending()) return;
+          const Collector::Census census = collector_->Count();
+          const std::string message = absl::StrCat(
+              "round ", round_ + 1, " awaits clients: ", census.clients, " of ", c_.cohort.minimum,
+              " are here",
+              census.ids.empty() ? "" : absl::StrCat(" (through ", Some(census.ids), ")"), ", ",
+              Missing(census), " missing");
+          if (loop_.Now() - waiting_since_ >= absl::Seconds(c_.run->startup_limit_s)) {
+            spdlog::error("{}; given up after [run] startup_limit_s = {:.0f}", message,
+                          c_.run->startup_limit_s);
+            End(v1::Stop::FAILED, message, absl::AbortedError(message));
+            return;
+          }
+          spdlog::info("{}", message);
+          WaitingTimer();
+        });
   }
 
   uint64_t Missing(const Collector::Census& census) const {
@@ -156,7 +167,8 @@ class Root final : public NodeBase {
   static std::string Some(std::vector<std::string> ids) {
     const size_t all = ids.size();
     if (all > 5) ids.resize(5);
-    return absl::StrCat(absl::StrJoin(ids, ", "), all > 5 ? absl::StrCat(" and ", all - 5, " more") : "");
+    return absl::StrCat(absl::StrJoin(ids, ", "),
+                        all > 5 ? absl::StrCat(" and ", all - 5, " more") : "");
   }
 
   void MembersChanged() override {
@@ -187,18 +199,19 @@ class Root final : public NodeBase {
     spec.set_maximum(c_.cohort.maximum);
     spec.set_quorum(c_.straggler.quorum);
     spec.set_max_client_weight(c_.aggregation.max_client_weight);
-    for (const auto& [name, value] : c_.training.values) (*spec.mutable_hyperparameters())[name] = value;
+    for (const auto& [name, value] : c_.training.values)
+      (*spec.mutable_hyperparameters())[name] = value;
     return spec;
   }
 
   void StartRound(v1::TaskKind kind) {
     round_started_ = loop_.Now();
     spec_ = Spec(kind);
-    // A cohort that is a fraction of the clients has a minimum of its own size: it is 1 to the machine, the
-    // config's minimum says how many must be present.
+    // A cohort that is a fraction of the clients has a minimum of its own size: it is 1 to the
+    // machine, the config's minimum says how many must be present.
     const uint32_t minimum = kind == v1::TRAIN && c_.cohort.fraction >= 1 ? c_.cohort.minimum : 1;
-    const absl::Status status =
-        collector_->Begin(spec_, grid_, minimum, absl::Seconds(c_.straggler.rejoin_grace_s), model_);
+    const absl::Status status = collector_->Begin(
+        spec_, grid_, minimum, absl::Seconds(c_.straggler.rejoin_grace_s), model_);
     if (!status.ok()) End(v1::Stop::FAILED, Text(status), status);
   }
 
@@ -233,7 +246,8 @@ class Root final : public NodeBase {
   }
 
   void RoundFailed(const std::string& why) {
-    spdlog::warn("round {} failed: {}; the model stays at version {}", spec_.round(), why, model_->version);
+    spdlog::warn("round {} failed: {}; the model stays at version {}", spec_.round(), why,
+                 model_->version);
     report_.why_not = why;
     report_.seconds = absl::ToDoubleSeconds(loop_.Now() - round_started_);
     report_.model_sha256 = absl::BytesToHexString(model_->sha256);
@@ -241,7 +255,8 @@ class Root final : public NodeBase {
     Publish(report_);
     round_ = spec_.round();
     if (++failed_in_a_row_ >= c_.run->max_failed_rounds) {
-      const std::string message = absl::StrCat(failed_in_a_row_, " rounds in a row failed, [run] max_failed_rounds; the last: ", why);
+      const std::string message = absl::StrCat(
+          failed_in_a_row_, " rounds in a row failed, [run] max_failed_rounds; the last: ", why);
       spdlog::error("{}", message);
       End(v1::Stop::FAILED, message, absl::AbortedError(message));
       return;
@@ -276,7 +291,8 @@ class Root final : public NodeBase {
     state.set_model_sha256(out.model->sha256);
     for (const std::string& id : result.children) state.add_children(id);
     for (const std::string& id : result.contributors) state.add_contributors(id);
-    for (const auto& [name, value] : optimizer_->State()) (*state.mutable_optimizer())[name] = value;
+    for (const auto& [name, value] : optimizer_->State())
+      (*state.mutable_optimizer())[name] = value;
     state.set_finished(spec.round() >= c_.run->rounds);
     out.status = store_->Save(state, *model_->layout, out.model->bytes);
     out.commit = absl::ToDoubleSeconds(clock_.Monotonic() - applied);
@@ -320,8 +336,8 @@ class Root final : public NodeBase {
   void AfterRound() {
     if (ending()) return;
     if (round_ >= c_.run->rounds) {
-      spdlog::info("run \"{}\" is complete: {} rounds, model version {}, SHA-256 {}", c_.run->name, round_,
-                   model_->version, absl::BytesToHexString(model_->sha256));
+      spdlog::info("run \"{}\" is complete: {} rounds, model version {}, SHA-256 {}", c_.run->name,
+                   round_, model_->version, absl::BytesToHexString(model_->sha256));
       End(v1::Stop::FINISHED, "the run is complete", absl::OkStatus());
     } else if (shutting_down_) {
       End(v1::Stop::GOING_AWAY, "shutting down", absl::OkStatus());
@@ -332,8 +348,9 @@ class Root final : public NodeBase {
 
   void ShutdownAsked() override {
     shutting_down_ = true;
-    spdlog::info("shutting down: {}", collector_->running() ? "the running round may finish within the grace time"
-                                                            : "no round is running");
+    spdlog::info("shutting down: {}", collector_->running()
+                                          ? "the running round may finish within the grace time"
+                                          : "no round is running");
     if (!collector_->running()) {
       End(v1::Stop::GOING_AWAY, "shutting down", absl::OkStatus());
       return;

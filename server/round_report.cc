@@ -11,7 +11,8 @@
 
 namespace tributary::server {
 
-std::map<std::string, double> MetricMeans(const google::protobuf::RepeatedPtrField<v1::MetricSum>& sums) {
+std::map<std::string, double> MetricMeans(
+    const google::protobuf::RepeatedPtrField<v1::MetricSum>& sums) {
   std::map<std::string, double> out;
   for (const v1::MetricSum& sum : sums) {
     if (sum.weight() > 0) out[sum.name()] = aggregation::MetricMean(sum);
@@ -30,10 +31,14 @@ std::string ToJson(const RoundReport& r) {
   if (!r.why_not.empty()) json["why_not"] = r.why_not;
   json["seconds"] = r.seconds;
   json["collect_seconds"] = c.seconds;
-  json["phases"] = {{"announce", c.phases.announce},     {"download", c.phases.download},
-                    {"train_wait", c.phases.train_wait}, {"upload", c.phases.upload},
-                    {"fold", c.phases.fold},             {"forward", c.phases.forward},
-                    {"apply", c.phases.apply},           {"commit", c.phases.commit}};
+  json["phases"] = {{"announce", c.phases.announce},
+                    {"download", c.phases.download},
+                    {"train_wait", c.phases.train_wait},
+                    {"upload", c.phases.upload},
+                    {"fold", c.phases.fold},
+                    {"forward", c.phases.forward},
+                    {"apply", c.phases.apply},
+                    {"commit", c.phases.commit}};
   json["accepted"] = c.result.clients;
   json["weight"] = c.result.weight;
   json["late"] = c.result.late;
@@ -49,7 +54,8 @@ std::string ToJson(const RoundReport& r) {
   json["codec"] = r.codec;
   json["model_bytes"] = r.model_bytes;
   json["model_sha256"] = r.model_sha256;
-  json["metrics"] = r.metrics.empty() ? nlohmann::ordered_json::object() : nlohmann::ordered_json(r.metrics);
+  json["metrics"] =
+      r.metrics.empty() ? nlohmann::ordered_json::object() : nlohmann::ordered_json(r.metrics);
   if (!r.evaluation.empty()) json["evaluation"] = r.evaluation;
   // Ids are a peer's bytes: what is not UTF-8 must not throw here.
   return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
@@ -65,13 +71,16 @@ std::string ToText(const RoundReport& r) {
   if (const auto it = r.evaluation.find("test_loss"); it != r.evaluation.end()) {
     absl::StrAppendFormat(&line, "  loss %.4f", it->second);
   }
-  absl::StrAppendFormat(&line, "  %4.2f s (train %.2f, upload %.2f, fold %.3f, forward %.3f, apply %.3f, commit %.3f)",
-                        r.seconds, c.phases.train_wait, c.phases.upload, c.phases.fold, c.phases.forward,
-                        c.phases.apply, c.phases.commit);
+  absl::StrAppendFormat(
+      &line,
+      "  %4.2f s (train %.2f, upload %.2f, fold %.3f, forward %.3f, apply %.3f, commit %.3f)",
+      r.seconds, c.phases.train_wait, c.phases.upload, c.phases.fold, c.phases.forward,
+      c.phases.apply, c.phases.commit);
   absl::StrAppendFormat(&line, "  %d clients", c.result.clients);
   const double dense = static_cast<double>(r.model_bytes) * static_cast<double>(c.result.clients);
   if (dense > 0 && c.bytes.below > 0) {
-    absl::StrAppendFormat(&line, "  uploads %.1f MB, %.1f MB saved", static_cast<double>(c.bytes.below) / 1e6,
+    absl::StrAppendFormat(&line, "  uploads %.1f MB, %.1f MB saved",
+                          static_cast<double>(c.bytes.below) / 1e6,
                           (dense - static_cast<double>(c.bytes.below)) / 1e6);
   }
   return line;
@@ -85,7 +94,8 @@ absl::StatusOr<std::unique_ptr<RoundsFile>> RoundsFile::Open(const std::string& 
   std::filesystem::create_directories(std::filesystem::path(path).parent_path(), ignored);
   file->out_.open(path, std::ios::app);
   if (!file->out_) {
-    return absl::PermissionDeniedError(absl::StrCat("cannot append to [metrics] rounds_file ", path));
+    return absl::PermissionDeniedError(
+        absl::StrCat("cannot append to [metrics] rounds_file ", path));
   }
   return file;
 }
@@ -93,7 +103,8 @@ absl::StatusOr<std::unique_ptr<RoundsFile>> RoundsFile::Open(const std::string& 
 absl::Status RoundsFile::Append(const RoundReport& report) {
   if (path_.empty()) return absl::OkStatus();
   out_ << ToJson(report) + "\n" << std::flush;
-  if (!out_) return absl::DataLossError(absl::StrCat("cannot write to ", path_, ": is the disk full?"));
+  if (!out_)
+    return absl::DataLossError(absl::StrCat("cannot write to ", path_, ": is the disk full?"));
   return absl::OkStatus();
 }
 

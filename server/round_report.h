@@ -14,18 +14,19 @@ namespace tributary::server {
 struct RoundReport {
   std::string run;
   std::string node;
-  std::string role;         // "root" or "rack"
+  std::string role;  // "root" or "rack"
   uint64_t round = 0;
   bool committed = false;
   std::string why_not;
   CollectedRound collected;
-  double seconds = 0;       // announce to commit (racks: to forward)
-  std::string transport;    // of the tier below: "tcp", or "none" where no aggregator took part
+  double seconds = 0;     // announce to commit (racks: to forward)
+  std::string transport;  // of the tier below: "tcp", or "none" where no aggregator took part
   std::string codec;
-  std::string model_sha256; // hex; of the model after this round
+  std::string model_sha256;  // hex; of the model after this round
   uint64_t model_bytes = 0;
-  std::map<std::string, double> metrics;       // means over examples: what clients reported with their updates
-  std::map<std::string, double> evaluation;    // of the model after this round; empty: not evaluated
+  std::map<std::string, double>
+      metrics;  // means over examples: what clients reported with their updates
+  std::map<std::string, double> evaluation;  // of the model after this round; empty: not evaluated
 };
 
 std::string ToJson(const RoundReport& report);  // one line, no newline
@@ -44,6 +45,7 @@ class RoundsFile {
 };
 
 // Mean of each metric by name.
-std::map<std::string, double> MetricMeans(const google::protobuf::RepeatedPtrField<v1::MetricSum>& sums);
+std::map<std::string, double> MetricMeans(
+    const google::protobuf::RepeatedPtrField<v1::MetricSum>& sums);
 
 }  // namespace tributary::server

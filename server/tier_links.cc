@@ -53,7 +53,8 @@ class Incoming final : public IncomingPartial {
 // One child's link.
 class ChildLink {
  public:
-  ChildLink(std::unique_ptr<transport::Link> link, v1::TierHello hello, TierHandler* handler, absl::Duration patience)
+  ChildLink(std::unique_ptr<transport::Link> link, v1::TierHello hello, TierHandler* handler,
+            absl::Duration patience)
       : link_(std::move(link)), hello_(std::move(hello)), handler_(handler), patience_(patience) {
     receiver_ = std::thread([this] { Receive(); });
     sender_ = std::thread([this] { SendModels(); });
@@ -115,10 +116,11 @@ class ChildLink {
       incoming_ = nullptr;
     }
     v1::PartialSumHeader header;
-    if (!header.ParseFromString(reader.header()) || header.id() != hello_.id() || header.epoch() != hello_.epoch() ||
-        header.chunks() != reader.total()) {
-      return absl::InvalidArgumentError(absl::StrCat("link of \"", hello_.id(),
-                                                     "\": the stream's header is not a PartialSumHeader of this child"));
+    if (!header.ParseFromString(reader.header()) || header.id() != hello_.id() ||
+        header.epoch() != hello_.epoch() || header.chunks() != reader.total()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("link of \"", hello_.id(),
+                       "\": the stream's header is not a PartialSumHeader of this child"));
     }
     auto incoming = std::make_shared<Incoming>(std::move(header));
     {
@@ -135,7 +137,8 @@ class ChildLink {
     if (!admitted) return absl::OkStatus();  // its data is drained
     incoming_ = incoming;
     packed_ = std::make_shared<aggregation::PackedPartial>();
-    packed_->first_id = incoming->header().contributors().empty() ? "" : incoming->header().contributors(0);
+    packed_->first_id =
+        incoming->header().contributors().empty() ? "" : incoming->header().contributors(0);
     packed_->chunks.resize(reader.total());
     bytes_left_ = incoming->header().packed_bytes();
     if (reader.total() == 0) Complete();
@@ -150,8 +153,8 @@ class ChildLink {
     }
     RETURN_IF_ERROR(sum->ValidateChunk(reader.data_index(), chunk.bytes()));
     if (chunk.size() > bytes_left_) {
-      return absl::InvalidArgumentError(absl::StrCat("the partial sum of \"", hello_.id(),
-                                                     "\" is longer than its header says"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("the partial sum of \"", hello_.id(), "\" is longer than its header says"));
     }
     bytes_left_ -= chunk.size();
     packed_->chunks[reader.data_index()].assign(chunk.bytes().begin(), chunk.bytes().end());
@@ -221,7 +224,8 @@ class ChildLink {
 
 class FabricTierLinks final : public TierLinks {
  public:
-  FabricTierLinks(TierHandler* handler, absl::Duration patience) : handler_(handler), patience_(patience) {}
+  FabricTierLinks(TierHandler* handler, absl::Duration patience)
+      : handler_(handler), patience_(patience) {}
   ~FabricTierLinks() override {
     if (listener_ != nullptr) listener_->Cancel();
     if (acceptor_.joinable()) acceptor_.join();
@@ -251,7 +255,8 @@ class FabricTierLinks final : public TierLinks {
   std::string transport() const override { return std::string(fabric_->name()); }
   std::string address() const override { return address_; }
 
-  void SendModel(const std::string& id, uint64_t epoch, std::shared_ptr<const ModelVersion> model) override {
+  void SendModel(const std::string& id, uint64_t epoch,
+                 std::shared_ptr<const ModelVersion> model) override {
     std::lock_guard lock(mu_);
     const auto link = links_.find(id);
     if (link != links_.end() && link->second->hello().epoch() == epoch && !link->second->over()) {
@@ -263,7 +268,8 @@ class FabricTierLinks final : public TierLinks {
 
   void Drop(const std::string& id, uint64_t epoch) override {
     std::lock_guard lock(mu_);
-    if (const auto it = wanted_.find(id); it != wanted_.end() && it->second.first == epoch) wanted_.erase(it);
+    if (const auto it = wanted_.find(id); it != wanted_.end() && it->second.first == epoch)
+      wanted_.erase(it);
     const auto it = links_.find(id);
     if (it == links_.end() || it->second->hello().epoch() != epoch) return;
     it->second->Cancel("the child's session has ended");
@@ -298,7 +304,8 @@ class FabricTierLinks final : public TierLinks {
     while (true) {
       auto link = listener_->Accept(absl::InfiniteFuture());
       if (!link.ok()) {
-        if (!absl::IsCancelled(link.status())) spdlog::error("link listener: {}", Text(link.status()));
+        if (!absl::IsCancelled(link.status()))
+          spdlog::error("link listener: {}", Text(link.status()));
         return;
       }
       v1::TierHello hello;
@@ -343,16 +350,18 @@ class FabricTierLinks final : public TierLinks {
   std::string address_;
   std::thread acceptor_;
   mutable std::mutex mu_;
-  Links links_;                                     // guarded by mu_
-  std::vector<std::unique_ptr<ChildLink>> ended_;   // guarded by mu_
-  std::map<std::string, std::pair<uint64_t, std::shared_ptr<const ModelVersion>>> wanted_;  // guarded by mu_
-  transport::LinkStats past_;                       // guarded by mu_
+  Links links_;                                    // guarded by mu_
+  std::vector<std::unique_ptr<ChildLink>> ended_;  // guarded by mu_
+  std::map<std::string, std::pair<uint64_t, std::shared_ptr<const ModelVersion>>>
+      wanted_;                 // guarded by mu_
+  transport::LinkStats past_;  // guarded by mu_
 };
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<TierLinks>> TierLinks::Start(const TransportConfig& config,
-                                                            const std::string& node_name, TierHandler* handler) {
+                                                            const std::string& node_name,
+                                                            TierHandler* handler) {
   auto out = std::make_unique<FabricTierLinks>(handler, absl::Seconds(config.progress_timeout_s));
   RETURN_IF_ERROR(out->Listen(config, node_name));
   return std::unique_ptr<TierLinks>(std::move(out));

@@ -1,7 +1,8 @@
-// The parent's side of the fabric: accepts children's links, sends models down, receives partial sums.
+// The parent's side of the fabric: accepts children's links, sends models down, receives partial
+// sums.
 //
-// Threads: one to accept, two a link. Handler methods are called from the link's threads; SendModel and
-// Decide from any.
+// Threads: one to accept, two a link. Handler methods are called from the link's threads; SendModel
+// and Decide from any.
 #pragma once
 
 #include <cstdint>
@@ -23,9 +24,10 @@ class IncomingPartial {
  public:
   virtual ~IncomingPartial() = default;
   virtual const v1::PartialSumHeader& header() const = 0;
-  // The answer to OnPartialStart: take it in, or drain and drop it. `sum` (for checking chunks) must outlive the receipt.
+  // The answer to OnPartialStart: take it in, or drain and drop it. `sum` (for checking chunks)
+  // must outlive the receipt.
   virtual void Decide(bool admit, const aggregation::ExactAccumulator* sum) = 0;
-  uint64_t ticket = 0;         // the handler's own
+  uint64_t ticket = 0;  // the handler's own
   uint64_t reserved_bytes = 0;
 };
 
@@ -42,13 +44,16 @@ class TierHandler {
 
 class TierLinks {
  public:
-  static absl::StatusOr<std::unique_ptr<TierLinks>> Start(const TransportConfig& config, const std::string& node_name,
+  static absl::StatusOr<std::unique_ptr<TierLinks>> Start(const TransportConfig& config,
+                                                          const std::string& node_name,
                                                           TierHandler* handler);
   virtual ~TierLinks() = default;  // cancels all links, joins all threads
   virtual std::string transport() const = 0;
   virtual std::string address() const = 0;  // what children are told: "host:port" or ":port"
-  // Sends the model to the child of this epoch as soon as its link is up; a newer model replaces one not yet begun.
-  virtual void SendModel(const std::string& id, uint64_t epoch, std::shared_ptr<const ModelVersion> model) = 0;
+  // Sends the model to the child of this epoch as soon as its link is up; a newer model replaces
+  // one not yet begun.
+  virtual void SendModel(const std::string& id, uint64_t epoch,
+                         std::shared_ptr<const ModelVersion> model) = 0;
   // Forgets the child and cuts its link.
   virtual void Drop(const std::string& id, uint64_t epoch) = 0;
   virtual transport::LinkStats stats() const = 0;  // over all links, ended ones too

@@ -13,12 +13,15 @@ namespace {
 constexpr uint64_t kMostHeaderChunks = 64;
 }  // namespace
 
-absl::Status SendStream(transport::Link& link, uint64_t stream, const std::string& header, uint64_t chunks,
-                        absl::Duration patience, const std::function<size_t(uint64_t, uint8_t*)>& fill,
+absl::Status SendStream(transport::Link& link, uint64_t stream, const std::string& header,
+                        uint64_t chunks, absl::Duration patience,
+                        const std::function<size_t(uint64_t, uint8_t*)>& fill,
                         const std::function<bool()>& cancelled) {
-  const uint64_t header_chunks = std::max<uint64_t>(1, (header.size() + kModelChunkBytes - 1) / kModelChunkBytes);
+  const uint64_t header_chunks =
+      std::max<uint64_t>(1, (header.size() + kModelChunkBytes - 1) / kModelChunkBytes);
   if (header_chunks > kMostHeaderChunks) {
-    return absl::InvalidArgumentError(absl::StrCat("the stream's header has ", header.size(), " bytes; at most ",
+    return absl::InvalidArgumentError(absl::StrCat("the stream's header has ", header.size(),
+                                                   " bytes; at most ",
                                                    kMostHeaderChunks * kModelChunkBytes, " fit"));
   }
   for (uint64_t i = 0; i < header_chunks + chunks; ++i) {
@@ -42,8 +45,8 @@ absl::StatusOr<StreamReader::Got> StreamReader::Feed(const transport::Chunk& chu
   const transport::ChunkTag& tag = chunk.tag();
   if (tag.index == 0) {
     if (tag.a == 0 || tag.a > kMostHeaderChunks || tag.b < tag.a) {
-      return absl::InvalidArgumentError(absl::StrCat("stream ", tag.stream, " claims ", tag.a, " header chunks of ",
-                                                     tag.b, " chunks"));
+      return absl::InvalidArgumentError(absl::StrCat("stream ", tag.stream, " claims ", tag.a,
+                                                     " header chunks of ", tag.b, " chunks"));
     }
     stream_ = tag.stream;
     next_ = 0;
@@ -53,8 +56,8 @@ absl::StatusOr<StreamReader::Got> StreamReader::Feed(const transport::Chunk& chu
   }
   if (tag.stream != stream_ || tag.index != next_ || tag.index >= header_chunks_ + total_) {
     return absl::InvalidArgumentError(absl::StrCat("chunk ", tag.index, " of stream ", tag.stream,
-                                                   " came where chunk ", next_, " of stream ", stream_,
-                                                   " was expected"));
+                                                   " came where chunk ", next_, " of stream ",
+                                                   stream_, " was expected"));
   }
   ++next_;
   if (tag.index < header_chunks_) {

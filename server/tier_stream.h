@@ -1,4 +1,5 @@
-// Streams over a link: a protobuf header, then data chunks (docs/wire-format.md, "Streams between tiers").
+// Streams over a link: a protobuf header, then data chunks (docs/wire-format.md, "Streams between
+// tiers").
 #pragma once
 
 #include <cstdint>
@@ -15,19 +16,22 @@ inline constexpr uint64_t kModelChunkBytes = uint64_t{1} << 20;
 inline uint64_t ModelStreamId(uint64_t version) { return 2 * version; }
 inline uint64_t PartialStreamId(uint64_t round) { return 2 * round + 1; }
 
-// Sends `header`, then `chunks` data chunks: `fill(i, data)` writes chunk i into the borrowed slot and returns its bytes.
-// Each chunk may wait `patience` for credit. `cancelled` is asked before each; true ends it with CANCELLED after
-// telling the peer (the stream is cut short by the next stream's first chunk).
-absl::Status SendStream(transport::Link& link, uint64_t stream, const std::string& header, uint64_t chunks,
-                        absl::Duration patience, const std::function<size_t(uint64_t, uint8_t*)>& fill,
+// Sends `header`, then `chunks` data chunks: `fill(i, data)` writes chunk i into the borrowed slot
+// and returns its bytes. Each chunk may wait `patience` for credit. `cancelled` is asked before
+// each; true ends it with CANCELLED after telling the peer (the stream is cut short by the next
+// stream's first chunk).
+absl::Status SendStream(transport::Link& link, uint64_t stream, const std::string& header,
+                        uint64_t chunks, absl::Duration patience,
+                        const std::function<size_t(uint64_t, uint8_t*)>& fill,
                         const std::function<bool()>& cancelled);
 
 // Puts received chunks together. Feed them in order; after each, ask what it was. Not thread-safe.
 class StreamReader {
  public:
   enum class Got { kMoreHeader, kHeader, kData };
-  // kHeader: header() is complete (data may be empty: total() == 0). kData: data chunk `data_index()` is this chunk.
-  // INVALID_ARGUMENT for a gap, a header over 64 chunks, or counts that do not fit.
+  // kHeader: header() is complete (data may be empty: total() == 0). kData: data chunk
+  // `data_index()` is this chunk. INVALID_ARGUMENT for a gap, a header over 64 chunks, or counts
+  // that do not fit.
   absl::StatusOr<Got> Feed(const transport::Chunk& chunk);
   uint64_t stream() const { return stream_; }
   const std::string& header() const { return header_; }

@@ -31,7 +31,9 @@ std::string HostOf(const std::string& endpoint) { return endpoint.substr(0, endp
 class GrpcUplink final : public Uplink {
  public:
   GrpcUplink(const Options& options, UplinkHandler* handler)
-      : options_(options), handler_(handler), jitter_(SeededHash(options.epoch, "uplink", options.id)) {
+      : options_(options),
+        handler_(handler),
+        jitter_(SeededHash(options.epoch, "uplink", options.id)) {
     session_thread_ = std::thread([this] { SessionLoop(); });
     heartbeat_thread_ = std::thread([this] { HeartbeatLoop(); });
     link_thread_ = std::thread([this] { LinkLoop(); });
@@ -49,7 +51,8 @@ class GrpcUplink final : public Uplink {
       if (link_ != nullptr) link_->Cancel("shutting down");
     }
     wake_.notify_all();
-    for (auto* thread : {&session_thread_, &heartbeat_thread_, &link_thread_, &forward_thread_}) thread->join();
+    for (auto* thread : {&session_thread_, &heartbeat_thread_, &link_thread_, &forward_thread_})
+      thread->join();
   }
 
   void SetCensus(uint64_t clients, uint64_t examples) override {
@@ -143,7 +146,8 @@ class GrpcUplink final : public Uplink {
     arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 5000);
     arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
     auto channel = grpc::CreateCustomChannel(parent, grpc::InsecureChannelCredentials(), arguments);
-    if (!channel->WaitForConnected(std::chrono::system_clock::now() + absl::ToChronoSeconds(kConnectTimeout))) {
+    if (!channel->WaitForConnected(std::chrono::system_clock::now() +
+                                   absl::ToChronoSeconds(kConnectTimeout))) {
       return absl::UnavailableError("no connection");
     }
     auto stub = v1::Aggregator::NewStub(channel);
@@ -203,11 +207,12 @@ class GrpcUplink final : public Uplink {
         if (layout.ok()) layout_ = *layout;
         for (const auto& link : joined.links()) {
           if (link.transport() != options_.transport.kind) continue;
-          link_wanted_ = link.address().starts_with(':') ? HostOf(parent) + link.address() : link.address();
+          link_wanted_ =
+              link.address().starts_with(':') ? HostOf(parent) + link.address() : link.address();
         }
         if (!link_wanted_.has_value()) {
-          spdlog::error("parent {} offers no link over {}; set the same [transport] kind on both", parent,
-                        options_.transport.kind);
+          spdlog::error("parent {} offers no link over {}; set the same [transport] kind on both",
+                        parent, options_.transport.kind);
         }
       }
       wake_.notify_all();
@@ -246,7 +251,8 @@ class GrpcUplink final : public Uplink {
   void HeartbeatLoop() {
     std::unique_lock lock(mu_);
     while (!stopping_) {
-      wake_.wait_for(lock, absl::ToChronoNanoseconds(heartbeat_every_), [this] { return stopping_ || heartbeat_due_; });
+      wake_.wait_for(lock, absl::ToChronoNanoseconds(heartbeat_every_),
+                     [this] { return stopping_ || heartbeat_due_; });
       if (stopping_) return;
       heartbeat_due_ = false;
       v1::SessionRequest request;
@@ -269,7 +275,8 @@ class GrpcUplink final : public Uplink {
       v1::TierHello hello;
       {
         std::unique_lock lock(mu_);
-        wake_.wait(lock, [this] { return stopping_ || (link_wanted_.has_value() && layout_ != nullptr); });
+        wake_.wait(
+            lock, [this] { return stopping_ || (link_wanted_.has_value() && layout_ != nullptr); });
         if (stopping_) return;
         address = *link_wanted_;
         layout = layout_;
@@ -307,7 +314,8 @@ class GrpcUplink final : public Uplink {
     }
   }
 
-  absl::Status ReceiveModels(transport::Link& link, const std::shared_ptr<const aggregation::ModelLayout>& layout) {
+  absl::Status ReceiveModels(transport::Link& link,
+                             const std::shared_ptr<const aggregation::ModelLayout>& layout) {
     StreamReader reader;
     v1::ModelStreamHeader header;
     std::vector<uint8_t> bytes;
@@ -318,25 +326,28 @@ class GrpcUplink final : public Uplink {
         if (!header.ParseFromString(reader.header()) || header.bytes() != layout->model_bytes() ||
             header.layout_hash() != layout->hash() ||
             reader.total() != (header.bytes() + kModelChunkBytes - 1) / kModelChunkBytes) {
-          return absl::InvalidArgumentError("the parent's model stream does not fit the layout it told us");
+          return absl::InvalidArgumentError(
+              "the parent's model stream does not fit the layout it told us");
         }
         bytes.assign(header.bytes(), 0);
       } else if (got == StreamReader::Got::kData) {
         const uint64_t at = reader.data_index() * kModelChunkBytes;
         if (chunk.size() != std::min(kModelChunkBytes, header.bytes() - at)) {
-          return absl::InvalidArgumentError(absl::StrCat("model chunk ", reader.data_index(), " has ", chunk.size(),
-                                                         " bytes"));
+          return absl::InvalidArgumentError(
+              absl::StrCat("model chunk ", reader.data_index(), " has ", chunk.size(), " bytes"));
         }
         std::memcpy(bytes.data() + at, chunk.data(), chunk.size());
       }
-      if (got == StreamReader::Got::kMoreHeader || (got == StreamReader::Got::kHeader ? reader.total() > 0
-                                                                                      : reader.data_index() + 1 < reader.total())) {
+      if (got == StreamReader::Got::kMoreHeader ||
+          (got == StreamReader::Got::kHeader ? reader.total() > 0
+                                             : reader.data_index() + 1 < reader.total())) {
         continue;
       }
       chunk = transport::Chunk();
       auto model = ModelVersion::Make(header.version(), layout, std::move(bytes));
       bytes = {};
-      if (model->sha256 != header.sha256()) return absl::DataLossError("the model's SHA-256 is not what was announced");
+      if (model->sha256 != header.sha256())
+        return absl::DataLossError("the model's SHA-256 is not what was announced");
       handler_->OnModel(std::move(model));
     }
   }
@@ -381,8 +392,8 @@ class GrpcUplink final : public Uplink {
     }
     job->header.set_packed_bytes(packed_bytes);
     return SendStream(
-        link, PartialStreamId(job->header.round()), job->header.SerializeAsString(), job->header.chunks(),
-        absl::Seconds(options_.transport.progress_timeout_s),
+        link, PartialStreamId(job->header.round()), job->header.SerializeAsString(),
+        job->header.chunks(), absl::Seconds(options_.transport.progress_timeout_s),
         [job](uint64_t i, uint8_t* out) { return job->sum->PackChunk(i, out); }, cancelled);
   }
 
@@ -391,7 +402,7 @@ class GrpcUplink final : public Uplink {
   std::mutex write_mu_;  // one Write at a time; taken before mu_
   std::mutex mu_;
   std::condition_variable wake_;
-  PhiloxStream jitter_;                                          // guarded by mu_, as all below
+  PhiloxStream jitter_;  // guarded by mu_, as all below
   bool stopping_ = false;
   bool done_ = false;  // the parent's word is final: no more sessions
   uint64_t clients_ = 0;

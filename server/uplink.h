@@ -1,4 +1,5 @@
-// The child's side towards its parent: a session for control, a link for bulk, both kept up by themselves.
+// The child's side towards its parent: a session for control, a link for bulk, both kept up by
+// themselves.
 //
 // Threads: four of its own. Handler methods are called from them and must not block; the others are
 // called from any thread.
@@ -21,11 +22,11 @@ namespace tributary::server {
 class UplinkHandler {
  public:
   virtual ~UplinkHandler() = default;
-  virtual void OnParentJoined(v1::Joined joined) = 0;   // again after each reconnection
+  virtual void OnParentJoined(v1::Joined joined) = 0;  // again after each reconnection
   virtual void OnParentTask(v1::Task task) = 0;
   virtual void OnParentOutcome(v1::Outcome outcome) = 0;
-  virtual void OnParentStop(v1::Stop stop) = 0;         // not for GOING_AWAY: that is reconnected
-  virtual void OnParentRefused(std::string reason) = 0; // for good
+  virtual void OnParentStop(v1::Stop stop) = 0;          // not for GOING_AWAY: that is reconnected
+  virtual void OnParentRefused(std::string reason) = 0;  // for good
   virtual void OnModel(std::shared_ptr<const ModelVersion> model) = 0;
   // A partial sum is all on its way (or the last try failed).
   virtual void OnForwarded(uint64_t round, absl::Status status, double seconds) = 0;
@@ -42,13 +43,15 @@ class Uplink {
   static std::unique_ptr<Uplink> Start(const Options& options, UplinkHandler* handler);
   virtual ~Uplink() = default;  // leaves; joins all threads
 
-  virtual void SetCensus(uint64_t clients, uint64_t examples) = 0;  // told to the parent at once when it changed
-  virtual void SetHeld(const std::string& sha256) = 0;              // the model held, for the next Join
+  virtual void SetCensus(uint64_t clients,
+                         uint64_t examples) = 0;  // told to the parent at once when it changed
+  virtual void SetHeld(const std::string& sha256) = 0;  // the model held, for the next Join
   virtual void SendReport(const v1::Report& report) = 0;
-  // Streams the sum up, once the link is there; `sum` must not change until OnForwarded or Abandon returns.
-  // header.packed_bytes is filled in here.
+  // Streams the sum up, once the link is there; `sum` must not change until OnForwarded or Abandon
+  // returns. header.packed_bytes is filled in here.
   virtual void Forward(v1::PartialSumHeader header, const aggregation::ExactAccumulator* sum) = 0;
-  virtual void Abandon() = 0;  // gives up the running Forward; when it returns, the sum is not read any more
+  virtual void
+  Abandon() = 0;  // gives up the running Forward; when it returns, the sum is not read any more
 };
 
 }  // namespace tributary::server

@@ -1,4 +1,5 @@
-// The subcommands of `tributary`. Each returns the process's exit code: 0 done, 1 failed, 2 bad usage or config.
+// The subcommands of `tributary`. Each returns the process's exit code: 0 done, 1 failed, 2 bad
+// usage or config.
 #pragma once
 
 #include <cstdint>

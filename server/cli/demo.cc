@@ -1,4 +1,5 @@
-// `tributary demo`: every tier as a real process on this machine, real training, progress, a report.
+// `tributary demo`: every tier as a real process on this machine, real training, progress, a
+// report.
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/signalfd.h>
@@ -16,9 +17,9 @@
 
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
+#include "base/process.h"
 #include "base/status.h"
 #include "server/cli/commands.h"
-#include "base/process.h"
 
 namespace tributary::cli {
 namespace {
@@ -32,13 +33,14 @@ struct Endpoint {
 
 class DemoRun {
  public:
-  explicit DemoRun(const DemoOptions& options) : o_(options), out_(std::filesystem::absolute(options.out)) {}
+  explicit DemoRun(const DemoOptions& options)
+      : o_(options), out_(std::filesystem::absolute(options.out)) {}
   absl::StatusOr<int> Run();
 
  private:
   absl::Status Prepare();
-  absl::Status StartAggregator(const std::string& name, const std::string& config, const std::string& parent, int* port,
-                               bool root);
+  absl::Status StartAggregator(const std::string& name, const std::string& config,
+                               const std::string& parent, int* port, bool root);
   absl::Status StartTiers();
   absl::Status StartClients();
   absl::StatusOr<int> Follow();
@@ -62,33 +64,41 @@ std::string DemoRun::RootConfig() const {
       "[run]\nname = \"demo\"\nrounds = %d\nseed = %d\nmodel = \"%s\"\nstartup_limit_s = 120\n\n"
       "[aggregation]\noptimizer = \"fedavg\"\n\n[cohort]\nminimum = %d\n\n"
       "[straggler]\ndeadline_s = 120\n\n[compression]\ncodec = \"%s\"\n\n"
-      "[checkpoint]\ndirectory = \"%s\"\n\n[training]\nlr = 0.05\nmomentum = 0.9\nlocal_epochs = 1\nbatch_size = 32\n",
+      "[checkpoint]\ndirectory = \"%s\"\n\n[training]\nlr = 0.05\nmomentum = 0.9\nlocal_epochs = "
+      "1\nbatch_size = 32\n",
       o_.rounds, o_.seed, o_.model, o_.clients, o_.codec, (out_ / "checkpoints").string());
 }
 
 absl::Status DemoRun::Prepare() {
   std::error_code error;
   // A demo starts afresh: what an earlier one left would make it resume.
-  for (const char* old : {"checkpoints", "logs", "configs"}) std::filesystem::remove_all(out_ / old, error);
-  for (const char* fresh : {"logs", "configs"}) std::filesystem::create_directories(out_ / fresh, error);
-  if (error) return absl::PermissionDeniedError(absl::StrCat("cannot write to ", out_.string(), ": ", error.message()));
+  for (const char* old : {"checkpoints", "logs", "configs"})
+    std::filesystem::remove_all(out_ / old, error);
+  for (const char* fresh : {"logs", "configs"})
+    std::filesystem::create_directories(out_ / fresh, error);
+  if (error)
+    return absl::PermissionDeniedError(
+        absl::StrCat("cannot write to ", out_.string(), ": ", error.message()));
   if (!std::filesystem::exists(SelfDirectory() + "/tributary-client")) {
-    return absl::NotFoundError("tributary-client is not beside tributary; build with TRIBUTARY_TRAINER=ON");
+    return absl::NotFoundError(
+        "tributary-client is not beside tributary; build with TRIBUTARY_TRAINER=ON");
   }
   return absl::OkStatus();
 }
 
-absl::Status DemoRun::StartAggregator(const std::string& name, const std::string& config, const std::string& parent,
-                                      int* port, bool root) {
+absl::Status DemoRun::StartAggregator(const std::string& name, const std::string& config,
+                                      const std::string& parent, int* port, bool root) {
   ASSIGN_OR_RETURN(*port, FreePort());
   const std::string file = (out_ / "configs" / (name + ".toml")).string();
   std::ofstream(file) << absl::StrFormat(
       "[node]\nname = \"%s\"\nlisten = \"127.0.0.1:%d\"\n%s\n[transport]\nkind = \"tcp\"\nlisten = "
       "\"127.0.0.1:0\"\n\n[limits]\nfold_workers = 1\n\n%s",
       name, *port, parent.empty() ? "" : absl::StrFormat("parent = \"%s\"\n", parent), config);
-  ASSIGN_OR_RETURN(Process process,
-                   Process::Start({SelfDirectory() + "/tributary", "serve", file, "--progress", root ? "json" : "none"},
-                                  {.log_file = (out_ / "logs" / (name + ".log")).string(), .pipe_stdout = root}));
+  ASSIGN_OR_RETURN(
+      Process process,
+      Process::Start(
+          {SelfDirectory() + "/tributary", "serve", file, "--progress", root ? "json" : "none"},
+          {.log_file = (out_ / "logs" / (name + ".log")).string(), .pipe_stdout = root}));
   processes_.push_back(std::make_unique<Process>(std::move(process)));
   names_.push_back(name);
   return absl::OkStatus();
@@ -100,7 +110,8 @@ absl::Status DemoRun::StartTiers() {
   std::vector<Endpoint> parents = {{"global", root_port}};
   if (o_.topology == "three-tier") {
     int port = 0;
-    RETURN_IF_ERROR(StartAggregator("region-0", "", absl::StrCat("127.0.0.1:", root_port), &port, false));
+    RETURN_IF_ERROR(
+        StartAggregator("region-0", "", absl::StrCat("127.0.0.1:", root_port), &port, false));
     parents = {{"region-0", port}};
   }
   if (o_.topology == "flat") {
@@ -109,7 +120,8 @@ absl::Status DemoRun::StartTiers() {
   }
   for (uint32_t i = 0; i < o_.racks; ++i) {
     Endpoint rack = {.name = absl::StrCat("rack-", i)};
-    RETURN_IF_ERROR(StartAggregator(rack.name, "", absl::StrCat("127.0.0.1:", parents[0].port), &rack.port, false));
+    RETURN_IF_ERROR(StartAggregator(rack.name, "", absl::StrCat("127.0.0.1:", parents[0].port),
+                                    &rack.port, false));
     doors_.push_back(rack);
   }
   return absl::OkStatus();
@@ -119,14 +131,15 @@ absl::Status DemoRun::StartClients() {
   const bool digits = o_.model == "mlp-digits";
   const std::string file = (out_ / "configs" / "client.toml").string();
   std::ofstream(file) << absl::StrFormat(
-      "[client]\nid = \"client\"\nendpoints = [\"127.0.0.1:%d\"]\n\n[data]\ndataset = \"%s\"\nsplit = \"dirichlet\"\n"
+      "[client]\nid = \"client\"\nendpoints = [\"127.0.0.1:%d\"]\n\n[data]\ndataset = "
+      "\"%s\"\nsplit = \"dirichlet\"\n"
       "alpha = %g\nclients = %d\nindex = 0\nseed = %d\n\n[model]\nname = \"%s\"\n",
       doors_[0].port, digits ? "digits" : "fashion-mnist", o_.alpha, o_.clients, o_.seed, o_.model);
   for (uint32_t i = 0; i < o_.clients; ++i) {
     const std::string name = absl::StrFormat("client-%03d", i);
     ASSIGN_OR_RETURN(Process process,
-                     Process::Start({SelfDirectory() + "/tributary-client", file, "--id", name, "--index",
-                                     std::to_string(i), "--endpoint",
+                     Process::Start({SelfDirectory() + "/tributary-client", file, "--id", name,
+                                     "--index", std::to_string(i), "--endpoint",
                                      absl::StrCat("127.0.0.1:", doors_[i % doors_.size()].port)},
                                     {.log_file = (out_ / "logs" / (name + ".log")).string()}));
     processes_.push_back(std::make_unique<Process>(std::move(process)));
@@ -140,7 +153,8 @@ void DemoRun::ShowRound(const std::string& line) {
   if (json.is_discarded()) return;
   const uint64_t clients = json.value("accepted", 0);
   if (!json.value("committed", false)) {
-    std::printf("round %2d/%d  failed: %s\n", json.value("round", 0), o_.rounds, json.value("why_not", "").c_str());
+    std::printf("round %2d/%d  failed: %s\n", json.value("round", 0), o_.rounds,
+                json.value("why_not", "").c_str());
     return;
   }
   const uint64_t bytes = json["bytes"].value("updates_below", uint64_t{0});
@@ -150,12 +164,14 @@ void DemoRun::ShowRound(const std::string& line) {
   const auto& phases = json["phases"];
   const auto evaluation = json.value("evaluation", nlohmann::json::object());
   std::printf(
-      "round %2d/%d  accuracy %5.2f %%  loss %.4f  %5.2f s: train %.2f  upload %.2f  fold %.3f  forward %.3f  apply "
+      "round %2d/%d  accuracy %5.2f %%  loss %.4f  %5.2f s: train %.2f  upload %.2f  fold %.3f  "
+      "forward %.3f  apply "
       "%.3f  commit %.3f  | %d clients, %.2f MB up, %.2f MB saved\n",
       json.value("round", 0), o_.rounds, 100 * evaluation.value("test_accuracy", 0.0),
-      evaluation.value("test_loss", 0.0), json.value("seconds", 0.0), phases.value("train_wait", 0.0),
-      phases.value("upload", 0.0), phases.value("fold", 0.0), phases.value("forward", 0.0), phases.value("apply", 0.0),
-      phases.value("commit", 0.0), static_cast<int>(clients), static_cast<double>(bytes) / 1e6,
+      evaluation.value("test_loss", 0.0), json.value("seconds", 0.0),
+      phases.value("train_wait", 0.0), phases.value("upload", 0.0), phases.value("fold", 0.0),
+      phases.value("forward", 0.0), phases.value("apply", 0.0), phases.value("commit", 0.0),
+      static_cast<int>(clients), static_cast<double>(bytes) / 1e6,
       (static_cast<double>(dense) - static_cast<double>(bytes)) / 1e6);
   std::fflush(stdout);
   last_ = std::move(json);
@@ -204,7 +220,8 @@ absl::StatusOr<int> DemoRun::Follow() {
     if (exit.ok() && *exit == 0) continue;
     code = 1;
     std::printf("%s %s; its log: %s\n", names_[i].c_str(),
-                exit.ok() ? absl::StrCat("ended with exit code ", *exit).c_str() : "does not end and is killed",
+                exit.ok() ? absl::StrCat("ended with exit code ", *exit).c_str()
+                          : "does not end and is killed",
                 (out_ / "logs" / (names_[i] + ".log")).c_str());
   }
   return code;
@@ -220,21 +237,25 @@ void DemoRun::Summary(int code) const {
               last_->value("round", 0), absl::ToDoubleSeconds(absl::Now() - start_));
   std::printf("  test accuracy   %.2f %% (loss %.4f) on the clients' test images, summed exactly\n",
               100 * evaluation.value("test_accuracy", 0.0), evaluation.value("test_loss", 0.0));
-  std::printf("  updates         %.2f MB on the wire instead of %.2f MB (%.1f times smaller, codec %s)\n",
-              static_cast<double>(bytes_) / 1e6, static_cast<double>(dense_bytes_) / 1e6,
-              bytes_ > 0 ? static_cast<double>(dense_bytes_) / static_cast<double>(bytes_) : 0.0, o_.codec.c_str());
+  std::printf(
+      "  updates         %.2f MB on the wire instead of %.2f MB (%.1f times smaller, codec %s)\n",
+      static_cast<double>(bytes_) / 1e6, static_cast<double>(dense_bytes_) / 1e6,
+      bytes_ > 0 ? static_cast<double>(dense_bytes_) / static_cast<double>(bytes_) : 0.0,
+      o_.codec.c_str());
   std::printf("  between tiers   %s\n", last_->value("transport", "none").c_str());
   std::printf("  model           SHA-256 %s\n", last_->value("model_sha256", "").c_str());
-  std::printf("\noutputs\n  %s  the model of each of the last rounds (safetensors)\n"
-              "  %s  each round's phases, bytes and counts\n  %s  one log a process\n",
-              (out_ / "checkpoints" / "demo").c_str(), (out_ / "checkpoints" / "demo" / "rounds.jsonl").c_str(),
-              (out_ / "logs").c_str());
-  std::printf("\nwhat to try next\n"
-              "  ./run demo --topology flat            the same model hash without racks\n"
-              "  ./run demo --codec fp32               what compression saves\n"
-              "  ./run demo --alpha 0.1                less equal clients\n"
-              "  ./run demo --model cnn --rounds 3     a larger model\n"
-              "  configs/ and docs/operations.md       the same on several machines\n");
+  std::printf(
+      "\noutputs\n  %s  the model of each of the last rounds (safetensors)\n"
+      "  %s  each round's phases, bytes and counts\n  %s  one log a process\n",
+      (out_ / "checkpoints" / "demo").c_str(),
+      (out_ / "checkpoints" / "demo" / "rounds.jsonl").c_str(), (out_ / "logs").c_str());
+  std::printf(
+      "\nwhat to try next\n"
+      "  ./run demo --topology flat            the same model hash without racks\n"
+      "  ./run demo --codec fp32               what compression saves\n"
+      "  ./run demo --alpha 0.1                less equal clients\n"
+      "  ./run demo --model cnn --rounds 3     a larger model\n"
+      "  configs/ and docs/operations.md       the same on several machines\n");
 }
 
 absl::StatusOr<int> DemoRun::Run() {
@@ -245,10 +266,11 @@ absl::StatusOr<int> DemoRun::Run() {
   sigaddset(&signals, SIGTERM);
   sigprocmask(SIG_BLOCK, &signals, nullptr);
   RETURN_IF_ERROR(Prepare());
-  std::printf("tributary demo: %s, %d clients%s, model %s, codec %s, Dirichlet(%g), %d rounds, seed %d\n",
-              o_.topology.c_str(), o_.clients,
-              o_.topology == "flat" ? "" : absl::StrCat(" behind ", o_.racks, " racks").c_str(), o_.model.c_str(),
-              o_.codec.c_str(), o_.alpha, o_.rounds, static_cast<int>(o_.seed));
+  std::printf(
+      "tributary demo: %s, %d clients%s, model %s, codec %s, Dirichlet(%g), %d rounds, seed %d\n",
+      o_.topology.c_str(), o_.clients,
+      o_.topology == "flat" ? "" : absl::StrCat(" behind ", o_.racks, " racks").c_str(),
+      o_.model.c_str(), o_.codec.c_str(), o_.alpha, o_.rounds, static_cast<int>(o_.seed));
   RETURN_IF_ERROR(StartTiers());
   RETURN_IF_ERROR(StartClients());
   std::printf("started %d processes; waiting for the clients to load their data\n",

@@ -16,22 +16,30 @@ struct Bench {
   bench::SendersOptions senders;
 
   void Add(CLI::App& app, int* code) {
-    auto* command = app.add_subcommand("bench", "benchmarks, each with the ceiling of the same run");
+    auto* command =
+        app.add_subcommand("bench", "benchmarks, each with the ceiling of the same run");
     command->require_subcommand(1);
     auto* k = command->add_subcommand("kernels", "codec kernels");
     k->add_option("--json", kernels.json, "write the figures to this file");
     k->callback([this, code] { *code = bench::Kernels(kernels); });
 
     auto* r = command->add_subcommand("round", "whole rounds by real processes, without training");
-    r->add_option("--scenario", round.scenario)->check(CLI::IsMember({"ingest", "overhead", "sessions"}))->capture_default_str();
+    r->add_option("--scenario", round.scenario)
+        ->check(CLI::IsMember({"ingest", "overhead", "sessions"}))
+        ->capture_default_str();
     r->add_option("--clients", round.clients)->check(CLI::Range(1, 100000))->capture_default_str();
     r->add_option("--model", round.model)->capture_default_str();
     r->add_option("--codec", round.codec)->capture_default_str();
-    r->add_option("--topology", round.topology)->check(CLI::IsMember({"flat", "two-tier"}))->capture_default_str();
+    r->add_option("--topology", round.topology)
+        ->check(CLI::IsMember({"flat", "two-tier"}))
+        ->capture_default_str();
     r->add_option("--racks", round.racks)->check(CLI::Range(1, 64))->capture_default_str();
     r->add_option("--rounds", round.rounds)->check(CLI::Range(1, 1000))->capture_default_str();
-    r->add_option("--sender-processes", round.sender_processes)->check(CLI::Range(1, 64))->capture_default_str();
-    r->add_option("--inflight-mb", round.inflight_mb, "the aggregators' budget")->capture_default_str();
+    r->add_option("--sender-processes", round.sender_processes)
+        ->check(CLI::Range(1, 64))
+        ->capture_default_str();
+    r->add_option("--inflight-mb", round.inflight_mb, "the aggregators' budget")
+        ->capture_default_str();
     r->add_flag("!--no-memory", round.memory, "leave out the second run with 20 clients");
     r->add_option("--out", round.out)->capture_default_str();
     r->add_option("--json", round.json, "write the figures to this file");
@@ -45,7 +53,8 @@ struct Bench {
     s->add_option("--codec", sink.codec);
     s->callback([this, code] { *code = bench::Sink(sink); });
 
-    auto* c = command->add_subcommand("senders", "internal: clients that send a prepared update")->group("");
+    auto* c = command->add_subcommand("senders", "internal: clients that send a prepared update")
+                  ->group("");
     c->add_option("--endpoint", senders.endpoints)->required();
     c->add_option("--first", senders.first);
     c->add_option("--count", senders.count);
@@ -75,26 +84,35 @@ int main(int argc, char** argv) {
   check_command->add_option("files", files, "config files")->required();
   check_command->callback([&] { code = Check(files); });
 
-  app.add_subcommand("codecs", "list the codecs and what each can promise")->callback([&] { code = ListCodecs(); });
+  app.add_subcommand("codecs", "list the codecs and what each can promise")->callback([&] {
+    code = ListCodecs();
+  });
 
   Bench bench;
   bench.Add(app, &code);
 
   DemoOptions demo;
-  auto* demo_command = app.add_subcommand("demo", "every tier on this machine, real training, a report");
-  demo_command->add_option("--clients", demo.clients)->check(CLI::Range(1, 1000))->capture_default_str();
+  auto* demo_command =
+      app.add_subcommand("demo", "every tier on this machine, real training, a report");
+  demo_command->add_option("--clients", demo.clients)
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
   demo_command->add_option("--racks", demo.racks)->check(CLI::Range(1, 100))->capture_default_str();
-  demo_command->add_option("--rounds", demo.rounds)->check(CLI::Range(1, 100000))->capture_default_str();
+  demo_command->add_option("--rounds", demo.rounds)
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
   demo_command->add_option("--topology", demo.topology)
       ->check(CLI::IsMember({"flat", "two-tier", "three-tier"}))
       ->capture_default_str();
-  demo_command->add_option("--codec", demo.codec, "fp32, fp16, bf16, int8, int8(block=64), ...")->capture_default_str();
+  demo_command->add_option("--codec", demo.codec, "fp32, fp16, bf16, int8, int8(block=64), ...")
+      ->capture_default_str();
   demo_command->add_option("--model", demo.model)->capture_default_str();
   demo_command->add_option("--alpha", demo.alpha, "Dirichlet; smaller is less equal")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   demo_command->add_option("--seed", demo.seed)->capture_default_str();
-  demo_command->add_option("--out", demo.out, "where configs, logs, checkpoints go")->capture_default_str();
+  demo_command->add_option("--out", demo.out, "where configs, logs, checkpoints go")
+      ->capture_default_str();
   demo_command->callback([&] { code = Demo(demo); });
 
   try {

@@ -24,13 +24,15 @@ int Fail(int code, const absl::Status& status) {
 absl::Status SetUpLog(const server::LogConfig& config) {
   std::shared_ptr<spdlog::logger> logger;
   if (config.file.empty()) {
-    logger = std::make_shared<spdlog::logger>("tributary", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+    logger = std::make_shared<spdlog::logger>(
+        "tributary", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
   } else {
     std::FILE* probe = std::fopen(config.file.c_str(), "a");
-    if (probe == nullptr) return absl::PermissionDeniedError(absl::StrCat("cannot append to [log] file ", config.file));
+    if (probe == nullptr)
+      return absl::PermissionDeniedError(absl::StrCat("cannot append to [log] file ", config.file));
     std::fclose(probe);
-    logger = std::make_shared<spdlog::logger>("tributary",
-                                              std::make_shared<spdlog::sinks::basic_file_sink_mt>(config.file));
+    logger = std::make_shared<spdlog::logger>(
+        "tributary", std::make_shared<spdlog::sinks::basic_file_sink_mt>(config.file));
   }
   if (config.format == "json") {
     logger->set_pattern(R"({"time":"%Y-%m-%dT%H:%M:%S.%e%z","level":"%l","message":"%v"})");
@@ -101,12 +103,13 @@ int Check(const std::vector<std::string>& files) {
 }
 
 int ListCodecs() {
-  std::printf("%-8s %3s %-7s %-9s %-15s %-14s %s\n", "codec", "id", "linear", "unbiased", "error feedback",
-              "deterministic", "minimum size");
+  std::printf("%-8s %3s %-7s %-9s %-15s %-14s %s\n", "codec", "id", "linear", "unbiased",
+              "error feedback", "deterministic", "minimum size");
   for (const compression::Capabilities& row : compression::AllCodecs()) {
     const auto yes = [](bool b) { return b ? "yes" : "no"; };
-    std::printf("%-8s %3d %-7s %-9s %-15s %-14s %llu\n", row.name.c_str(), static_cast<int>(row.id), yes(row.linear),
-                yes(row.unbiased), row.needs_error_feedback ? "needed" : "not needed", yes(row.deterministic),
+    std::printf("%-8s %3d %-7s %-9s %-15s %-14s %llu\n", row.name.c_str(), static_cast<int>(row.id),
+                yes(row.linear), yes(row.unbiased),
+                row.needs_error_feedback ? "needed" : "not needed", yes(row.deterministic),
                 static_cast<unsigned long long>(row.minimum_elements));
   }
   return 0;

@@ -19,11 +19,13 @@ DownloadReactor* DownloadReactor::Start(DoorState* door, const grpc::ByteBuffer*
     parsed = wanted.ParseFromString(text);
   }
   auto model = door->shelf->Current();
-  if (!parsed || model == nullptr || (!wanted.sha256().empty() && wanted.sha256() != model->sha256)) {
+  if (!parsed || model == nullptr ||
+      (!wanted.sha256().empty() && wanted.sha256() != model->sha256)) {
     auto* reactor = new DownloadReactor(door, nullptr);
-    reactor->Finish(parsed ? grpc::Status(grpc::StatusCode::NOT_FOUND,
-                                          "that model is not the current one; wait for the next task")
-                           : grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "not a DownloadRequest"));
+    reactor->Finish(
+        parsed ? grpc::Status(grpc::StatusCode::NOT_FOUND,
+                              "that model is not the current one; wait for the next task")
+               : grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "not a DownloadRequest"));
     return reactor;
   }
   auto* reactor = new DownloadReactor(door, model);

@@ -1,4 +1,5 @@
-// Protobuf's wire format, as far as UploadRequest and DownloadResponse need it (protobuf.dev, "Encoding").
+// Protobuf's wire format, as far as UploadRequest and DownloadResponse need it (protobuf.dev,
+// "Encoding").
 #include "server/door/framing.h"
 
 #include <utility>
@@ -25,16 +26,19 @@ bool ReadVarint(ByteCursor* cursor, uint64_t* out) {
 }
 
 template <typename M>
-absl::Status ReadControl(ByteCursor* cursor, uint64_t length, const char* what, std::optional<M>* out) {
+absl::Status ReadControl(ByteCursor* cursor, uint64_t length, const char* what,
+                         std::optional<M>* out) {
   if (length > kMaxControlBytes || length > cursor->Remaining()) {
-    return absl::InvalidArgumentError(absl::StrCat("the upload's ", what, " claims ", length, " bytes; at most ",
-                                                   kMaxControlBytes, " and what the message holds are allowed"));
+    return absl::InvalidArgumentError(absl::StrCat("the upload's ", what, " claims ", length,
+                                                   " bytes; at most ", kMaxControlBytes,
+                                                   " and what the message holds are allowed"));
   }
   std::string text(length, '\0');
   cursor->Read(text.data(), length);
   out->emplace();
   if (!(*out)->ParseFromString(text)) {
-    return absl::InvalidArgumentError(absl::StrCat("the upload's ", what, " is not a valid protobuf message"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the upload's ", what, " is not a valid protobuf message"));
   }
   return absl::OkStatus();
 }
@@ -68,7 +72,8 @@ absl::StatusOr<UploadMessage> ParseUploadMessage(const PiecedBytes& message) {
     } else if (tag == kTrailerTag) {
       RETURN_IF_ERROR(ReadControl(&cursor, length, "trailer", &out.trailer));
     } else if (!cursor.Take(length, &out.segments)) {
-      return absl::InvalidArgumentError("not an UploadRequest: its segments are shorter than they claim");
+      return absl::InvalidArgumentError(
+          "not an UploadRequest: its segments are shorter than they claim");
     }
   }
   return out;
@@ -92,8 +97,9 @@ grpc::ByteBuffer DataMessage(ByteSpan bytes, std::shared_ptr<const void> owner) 
   const grpc::Slice slices[2] = {
       grpc::Slice(prefix),
       // gRPC only reads the memory; its C type is not const.
-      grpc::Slice(const_cast<uint8_t*>(bytes.data()), bytes.size(),
-                  [](void* p) { delete static_cast<std::shared_ptr<const void>*>(p); }, holder)};
+      grpc::Slice(
+          const_cast<uint8_t*>(bytes.data()), bytes.size(),
+          [](void* p) { delete static_cast<std::shared_ptr<const void>*>(p); }, holder)};
   return grpc::ByteBuffer(slices, 2);
 }
 

@@ -1,4 +1,5 @@
-// Reading UploadRequest and writing DownloadResponse field by field, so that payload bytes are never copied.
+// Reading UploadRequest and writing DownloadResponse field by field, so that payload bytes are
+// never copied.
 #pragma once
 
 #include <grpcpp/grpcpp.h>

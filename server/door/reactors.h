@@ -1,7 +1,8 @@
 // The reactors behind the front door. Each keeps itself alive until gRPC is done with it.
 //
-// gRPC may run a callback inside the call that starts an operation, so none is started under a lock, and
-// Finish is only called when no operation of ours is being started (`busy_`): OnDone cannot overtake us.
+// gRPC may run a callback inside the call that starts an operation, so none is started under a
+// lock, and Finish is only called when no operation of ours is being started (`busy_`): OnDone
+// cannot overtake us.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -26,8 +27,9 @@ struct DoorState {
   uint32_t max_sessions;
 };
 
-class SessionReactor final : public grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>,
-                             public Session {
+class SessionReactor final
+    : public grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>,
+      public Session {
  public:
   static SessionReactor* Start(DoorState* door, grpc::CallbackServerContext* context);
 
@@ -58,17 +60,19 @@ class SessionReactor final : public grpc::ServerBidiReactor<v1::SessionRequest, 
   std::shared_ptr<SessionReactor> self_;
 
   std::mutex mu_;
-  std::deque<std::shared_ptr<const v1::SessionResponse>> queue_;  // guarded by mu_; the front is being written
-  int busy_ = 0;                                                  // guarded by mu_
-  bool writing_ = false;                                          // guarded by mu_
-  bool want_finish_ = false;                                      // guarded by mu_
-  bool finished_ = false;                                         // guarded by mu_
-  grpc::Status status_;                                           // guarded by mu_
+  std::deque<std::shared_ptr<const v1::SessionResponse>>
+      queue_;                 // guarded by mu_; the front is being written
+  int busy_ = 0;              // guarded by mu_
+  bool writing_ = false;      // guarded by mu_
+  bool want_finish_ = false;  // guarded by mu_
+  bool finished_ = false;     // guarded by mu_
+  grpc::Status status_;       // guarded by mu_
 };
 
 class UploadReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer>, public Upload {
  public:
-  static UploadReactor* Start(DoorState* door, grpc::CallbackServerContext* context, grpc::ByteBuffer* response);
+  static UploadReactor* Start(DoorState* door, grpc::CallbackServerContext* context,
+                              grpc::ByteBuffer* response);
 
   const v1::UploadHeader& header() const override { return header_; }
   std::string peer() const override { return peer_; }
@@ -82,8 +86,8 @@ class UploadReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer>, pu
 
  private:
   UploadReactor(DoorState* door, grpc::CallbackServerContext* context, grpc::ByteBuffer* response);
-  void TakeMessage();       // parses message_ and acts on it
-  void TakeContent();       // segments and trailer of parsed_
+  void TakeMessage();  // parses message_ and acts on it
+  void TakeContent();  // segments and trailer of parsed_
   void Fail(aggregation::Refusal refusal);
   void ReadOn();
 
@@ -91,7 +95,8 @@ class UploadReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer>, pu
   grpc::ByteBuffer* response_;
   std::string peer_;
   v1::UploadHeader header_;
-  bool started_ = false;     // read side only, as are the next ones: one read callback or Admit at a time
+  bool started_ =
+      false;  // read side only, as are the next ones: one read callback or Admit at a time
   bool complete_ = false;
   grpc::ByteBuffer message_;
   std::shared_ptr<const MessageSlices> slices_;
@@ -101,9 +106,9 @@ class UploadReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer>, pu
   std::shared_ptr<UploadReactor> self_;
 
   std::mutex mu_;
-  int busy_ = 0;           // guarded by mu_
-  bool replied_ = false;   // guarded by mu_
-  bool finished_ = false;  // guarded by mu_
+  int busy_ = 0;               // guarded by mu_
+  bool replied_ = false;       // guarded by mu_
+  bool finished_ = false;      // guarded by mu_
   v1::UploadResponse answer_;  // guarded by mu_
   void FinishIfDue();
 };

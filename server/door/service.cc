@@ -17,8 +17,9 @@ absl::Duration RealMonotonic() {
   return absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
 }
 
-using Base = v1::Aggregator::WithCallbackMethod_Session<v1::Aggregator::WithRawCallbackMethod_Upload<
-    v1::Aggregator::WithRawCallbackMethod_Download<v1::Aggregator::Service>>>;
+using Base =
+    v1::Aggregator::WithCallbackMethod_Session<v1::Aggregator::WithRawCallbackMethod_Upload<
+        v1::Aggregator::WithRawCallbackMethod_Download<v1::Aggregator::Service>>>;
 
 class Service final : public Base {
  public:
@@ -57,18 +58,21 @@ class GrpcFrontDoor final : public FrontDoor {
     builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port_);
     builder.RegisterService(&service_);
     builder.SetMaxReceiveMessageSize(2 << 20);
-    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // a port in use is an error, not a share
+    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT,
+                               0);  // a port in use is an error, not a share
     builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5000);
-    builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);  // NATs need pings; they cost little
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES,
+                               0);  // NATs need pings; they cost little
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 20000);
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10000);
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
     builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, 1 << 20);
     server_ = builder.BuildAndStart();
     if (server_ == nullptr || port_ == 0) {
-      return absl::UnavailableError(absl::StrCat("cannot listen on ", address,
-                                                 ": the port is in use or the address is not this host's; "
-                                                 "change [node] listen or stop what uses it"));
+      return absl::UnavailableError(
+          absl::StrCat("cannot listen on ", address,
+                       ": the port is in use or the address is not this host's; "
+                       "change [node] listen or stop what uses it"));
     }
     return absl::OkStatus();
   }
@@ -95,7 +99,8 @@ absl::Duration MonotonicNow() { return RealMonotonic(); }
 
 }  // namespace door
 
-absl::StatusOr<std::unique_ptr<FrontDoor>> FrontDoor::Start(const Options& options, FrontDoorHandler* handler,
+absl::StatusOr<std::unique_ptr<FrontDoor>> FrontDoor::Start(const Options& options,
+                                                            FrontDoorHandler* handler,
                                                             const ModelShelf* shelf) {
   auto out = std::make_unique<door::GrpcFrontDoor>(options, handler, shelf);
   RETURN_IF_ERROR(out->Listen(options.listen));

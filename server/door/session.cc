@@ -16,9 +16,10 @@ SessionReactor* SessionReactor::Start(DoorState* door, grpc::CallbackServerConte
   auto reactor = std::shared_ptr<SessionReactor>(new SessionReactor(door, context));
   reactor->self_ = reactor;
   if (door->sessions.fetch_add(1) >= door->max_sessions) {
-    reactor->FinishWith(grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED,
-                                     absl::StrCat("this aggregator holds ", door->max_sessions,
-                                                  " sessions, its limit; try another, or raise [limits] max_sessions")));
+    reactor->FinishWith(grpc::Status(
+        grpc::StatusCode::RESOURCE_EXHAUSTED,
+        absl::StrCat("this aggregator holds ", door->max_sessions,
+                     " sessions, its limit; try another, or raise [limits] max_sessions")));
   } else {
     reactor->StartRead(&reactor->request_);
   }
@@ -26,7 +27,10 @@ SessionReactor* SessionReactor::Start(DoorState* door, grpc::CallbackServerConte
 }
 
 SessionReactor::SessionReactor(DoorState* door, grpc::CallbackServerContext* context)
-    : door_(door), context_(context), peer_(context->peer()), last_heard_(absl::ToInt64Nanoseconds(MonotonicNow())) {}
+    : door_(door),
+      context_(context),
+      peer_(context->peer()),
+      last_heard_(absl::ToInt64Nanoseconds(MonotonicNow())) {}
 
 absl::Status SessionReactor::CheckJoin() const {
   if (!request_.has_join()) {
@@ -35,13 +39,15 @@ absl::Status SessionReactor::CheckJoin() const {
   const v1::Join& join = request_.join();
   if (join.protocol() != 1) {
     return absl::FailedPreconditionError(
-        absl::StrCat("protocol ", join.protocol(), " is not known here (1 is); use a client of the same release"));
+        absl::StrCat("protocol ", join.protocol(),
+                     " is not known here (1 is); use a client of the same release"));
   }
   if (join.id().empty() || join.id().size() > kMostIdBytes ||
-      std::any_of(join.id().begin(), join.id().end(), [](char c) { return static_cast<unsigned char>(c) < 0x20; })) {
+      std::any_of(join.id().begin(), join.id().end(),
+                  [](char c) { return static_cast<unsigned char>(c) < 0x20; })) {
     return absl::InvalidArgumentError(absl::StrCat("Join.id has ", join.id().size(),
-                                                   " bytes or control characters; 1 to ", kMostIdBytes,
-                                                   " printable bytes are allowed"));
+                                                   " bytes or control characters; 1 to ",
+                                                   kMostIdBytes, " printable bytes are allowed"));
   }
   if (join.role() != v1::CLIENT && join.role() != v1::AGGREGATOR) {
     return absl::InvalidArgumentError("Join.role is neither CLIENT nor AGGREGATOR");

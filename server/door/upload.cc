@@ -14,8 +14,11 @@ UploadReactor* UploadReactor::Start(DoorState* door, grpc::CallbackServerContext
   return reactor.get();
 }
 
-UploadReactor::UploadReactor(DoorState* door, grpc::CallbackServerContext* context, grpc::ByteBuffer* response)
-    : door_(door), response_(response), peer_(context->peer()),
+UploadReactor::UploadReactor(DoorState* door, grpc::CallbackServerContext* context,
+                             grpc::ByteBuffer* response)
+    : door_(door),
+      response_(response),
+      peer_(context->peer()),
       last_progress_(absl::ToInt64Nanoseconds(MonotonicNow())) {}
 
 void UploadReactor::OnReadDone(bool ok) {
@@ -45,11 +48,12 @@ void UploadReactor::Fail(aggregation::Refusal refusal) {
 void UploadReactor::TakeMessage() {
   auto slices = MessageSlices::From(&message_);
   message_.Clear();
-  absl::StatusOr<UploadMessage> parsed =
-      slices.ok() ? ParseUploadMessage((*slices)->bytes()) : absl::StatusOr<UploadMessage>(slices.status());
+  absl::StatusOr<UploadMessage> parsed = slices.ok()
+                                             ? ParseUploadMessage((*slices)->bytes())
+                                             : absl::StatusOr<UploadMessage>(slices.status());
   const bool header_missing = parsed.ok() && !started_ && !parsed->header.has_value();
   if (!parsed.ok() || header_missing || (parsed->header.has_value() && started_)) {
-    const std::string why = !parsed.ok()      ? std::string(parsed.status().message())
+    const std::string why = !parsed.ok()     ? std::string(parsed.status().message())
                             : header_missing ? "the first message of an upload has no header"
                                              : "the upload has a second header";
     if (started_) {

@@ -1,4 +1,5 @@
-// A node in this process and raw clients that speak the protocol by hand, so that they can also speak it wrong.
+// A node in this process and raw clients that speak the protocol by hand, so that they can also
+// speak it wrong.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -25,13 +26,15 @@
 
 namespace tributary::server {
 
-inline constexpr absl::Duration kPatience = absl::Seconds(60);  // a test that waits longer has found a hang
+inline constexpr absl::Duration kPatience =
+    absl::Seconds(60);  // a test that waits longer has found a hang
 
 // A folder of this test's own, removed at its end.
 class TempDir {
  public:
   TempDir() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "tributary-test-XXXXXX").string();
+    std::string pattern =
+        (std::filesystem::temp_directory_path() / "tributary-test-XXXXXX").string();
     path_ = mkdtemp(pattern.data());
   }
   ~TempDir() {
@@ -44,7 +47,8 @@ class TempDir {
   std::string path_;
 };
 
-// Floats of several sizes, a scalar, an empty tensor, and integers: what policies and tiles must get right.
+// Floats of several sizes, a scalar, an empty tensor, and integers: what policies and tiles must
+// get right.
 inline std::shared_ptr<const aggregation::ModelLayout> TestLayout() {
   using aggregation::DType;
   using aggregation::Policy;
@@ -62,7 +66,8 @@ inline std::string WriteTestModel(const TempDir& dir) {
   const uint64_t count = layout->TensorByteOffset(3) / 4;
   for (uint64_t i = 0; i < count; ++i) floats[i] = static_cast<float>(i % 64) / 8;
   const int64_t counter = 100;
-  for (int i = 0; i < 3; ++i) std::memcpy(bytes.data() + layout->TensorByteOffset(3) + 8 * i, &counter, 8);
+  for (int i = 0; i < 3; ++i)
+    std::memcpy(bytes.data() + layout->TensorByteOffset(3) + 8 * i, &counter, 8);
   const std::string path = dir / "model.safetensors";
   EXPECT_TRUE(models::WriteSafetensors(path, *layout, bytes, {}).ok());
   return path;
@@ -73,7 +78,8 @@ class TestDeltas final : public aggregation::DeltaSource {
  public:
   explicit TestDeltas(uint64_t seed) : layout_(TestLayout()), seed_(seed) {}
   float Value(uint32_t tensor, uint64_t i) const {
-    return static_cast<float>(static_cast<int64_t>((i * 7 + seed_ * 13 + tensor) % 257) - 128) / 1024;
+    return static_cast<float>(static_cast<int64_t>((i * 7 + seed_ * 13 + tensor) % 257) - 128) /
+           1024;
   }
   absl::StatusOr<std::span<const float>> Floats(uint32_t tensor) override {
     floats_.resize(layout_->TensorElements(tensor));
@@ -99,11 +105,11 @@ inline Segments EncodeTest(uint64_t seed, const std::string& codec_spec = "fp32"
   const auto codec = compression::MakeCodec(codec_spec);
   EXPECT_TRUE(codec.ok()) << codec.status();
   Segments out;
-  const absl::Status status =
-      aggregation::EncodeUpdate(*TestLayout(), **codec, seed, 1, deltas, [&](std::vector<uint8_t> segment) {
-        out.push_back(std::move(segment));
-        return absl::OkStatus();
-      });
+  const absl::Status status = aggregation::EncodeUpdate(*TestLayout(), **codec, seed, 1, deltas,
+                                                        [&](std::vector<uint8_t> segment) {
+                                                          out.push_back(std::move(segment));
+                                                          return absl::OkStatus();
+                                                        });
   EXPECT_TRUE(status.ok()) << status;
   return out;
 }
@@ -143,13 +149,15 @@ class TestNode {
   // Round reports, in order; waits for the n-th (from 0).
   RoundReport Round(size_t n) {
     std::unique_lock lock(mu_);
-    const bool there = changed_.wait_for(lock, absl::ToChronoSeconds(kPatience), [&] { return rounds_.size() > n; });
+    const bool there = changed_.wait_for(lock, absl::ToChronoSeconds(kPatience),
+                                         [&] { return rounds_.size() > n; });
     EXPECT_TRUE(there) << "round report " << n << " never came";
     return there ? rounds_[n] : RoundReport();
   }
   absl::Status End() {
     std::unique_lock lock(mu_);
-    const bool there = changed_.wait_for(lock, absl::ToChronoSeconds(kPatience), [&] { return end_.has_value(); });
+    const bool there =
+        changed_.wait_for(lock, absl::ToChronoSeconds(kPatience), [&] { return end_.has_value(); });
     EXPECT_TRUE(there) << "the node never ended";
     return there ? *end_ : absl::DeadlineExceededError("never ended");
   }
@@ -170,7 +178,8 @@ class TestNode {
 // A client by hand.
 class RawClient {
  public:
-  RawClient(const std::string& endpoint, const std::string& id, uint64_t epoch = 1, const std::string& run = "")
+  RawClient(const std::string& endpoint, const std::string& id, uint64_t epoch = 1,
+            const std::string& run = "")
       : id_(id), epoch_(epoch) {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
@@ -195,7 +204,8 @@ class RawClient {
     }
     (void)stream_->Finish();
   }
-  // The next message that `wanted` says yes to; others are passed over. Nullopt where the stream ends.
+  // The next message that `wanted` says yes to; others are passed over. Nullopt where the stream
+  // ends.
   template <typename Wanted>
   std::optional<v1::SessionResponse> Await(Wanted wanted) {
     v1::SessionResponse response;

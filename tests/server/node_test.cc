@@ -17,14 +17,17 @@ class NodeTest : public testing::Test {
  protected:
   std::string Config(const std::string& more = "", uint32_t rounds = 1, uint32_t minimum = 2) {
     return absl::StrFormat(
-        "[node]\nname = \"global\"\nlisten = \"127.0.0.1:0\"\n[transport]\nlisten = \"127.0.0.1:0\"\n"
-        "[run]\nname = \"test\"\nrounds = %d\nmodel = \"%s\"\nevaluate_every = 0\nstartup_limit_s = 30\n"
+        "[node]\nname = \"global\"\nlisten = \"127.0.0.1:0\"\n[transport]\nlisten = "
+        "\"127.0.0.1:0\"\n"
+        "[run]\nname = \"test\"\nrounds = %d\nmodel = \"%s\"\nevaluate_every = 0\nstartup_limit_s "
+        "= 30\n"
         "[cohort]\nminimum = %d\n[checkpoint]\ndirectory = \"%s\"\n%s",
         rounds, WriteTestModel(dir_), minimum, dir_ / absl::StrCat("checkpoints-", ++runs_), more);
   }
   std::vector<uint8_t> Model() const {
     auto checkpoint = models::ReadSafetensorsAs(
-        dir_ / absl::StrCat("checkpoints-", runs_, "/test/00000001/model.safetensors"), TestLayout());
+        dir_ / absl::StrCat("checkpoints-", runs_, "/test/00000001/model.safetensors"),
+        TestLayout());
     EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
     return checkpoint.ok() ? checkpoint->bytes : std::vector<uint8_t>();
   }
@@ -119,7 +122,8 @@ TEST_F(NodeTest, UpdateForTheRoundBeforeIsStale) {
   b.Upload(EncodeTest(2));
   a.AwaitTask();
   b.AwaitTask();
-  EXPECT_EQ(a.Upload(first, segments, RawClient::Trailer(segments)).status(), v1::UploadResponse::STALE);
+  EXPECT_EQ(a.Upload(first, segments, RawClient::Trailer(segments)).status(),
+            v1::UploadResponse::STALE);
   a.Upload(EncodeTest(1));
   b.Upload(EncodeTest(2));
   const RoundReport report = node.Round(1);
@@ -155,12 +159,16 @@ Segments WithHeader(size_t n, const std::function<void(compression::SegmentHeade
   return segments;
 }
 
-v1::UploadResponse Send(RawClient& client, const Segments& segments) { return client.Upload(segments); }
+v1::UploadResponse Send(RawClient& client, const Segments& segments) {
+  return client.Upload(segments);
+}
 
 std::vector<Offence> Offences() {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const float inf = std::numeric_limits<float>::infinity();
-  const auto weight = [](int64_t w) { return [w](RawClient& c) { return c.Upload(EncodeTest(3), w); }; };
+  const auto weight = [](int64_t w) {
+    return [w](RawClient& c) { return c.Upload(EncodeTest(3), w); };
+  };
   return {
       {"NaN", "non_finite", [=](RawClient& c) { return Send(c, WithFloat(nan)); }},
       {"Inf", "non_finite", [=](RawClient& c) { return Send(c, WithFloat(-inf)); }},
@@ -193,7 +201,8 @@ std::vector<Offence> Offences() {
          std::swap(s[0], s[1]);
          return Send(c, s);
        }},
-      {"UnknownCodec", "codec", [](RawClient& c) { return Send(c, WithHeader(0, [](auto& h) { h.codec = 999; })); }},
+      {"UnknownCodec", "codec",
+       [](RawClient& c) { return Send(c, WithHeader(0, [](auto& h) { h.codec = 999; })); }},
       {"TruncatedPayload", "malformed",
        [](RawClient& c) {
          Segments s = EncodeTest(3);
@@ -268,7 +277,8 @@ TEST_F(NodeTest, BitFlippedUploadIsAskedForAgainAndThenCounts) {
   const Segments honest = EncodeTest(1);
   Segments flipped = honest;
   flipped[0].back() ^= 1;
-  EXPECT_EQ(a.Upload(a.Header(honest), flipped, RawClient::Trailer(honest)).status(), v1::UploadResponse::RETRY);
+  EXPECT_EQ(a.Upload(a.Header(honest), flipped, RawClient::Trailer(honest)).status(),
+            v1::UploadResponse::RETRY);
   EXPECT_EQ(a.Upload(honest).status(), v1::UploadResponse::ACCEPTED);
   EXPECT_EQ(b.Upload(EncodeTest(2)).status(), v1::UploadResponse::ACCEPTED);
   EXPECT_EQ(node.Round(0).model_sha256, expected);
@@ -322,7 +332,8 @@ TEST_F(NodeTest, RoundWhoseEveryUpdateWasRefusedFailsCleanlyAndTheNextRuns) {
 // ---- Never hangs
 
 TEST_F(NodeTest, FewerClientsThanTheMinimumEndTheRunAtTheStartupLimit) {
-  TestNode node(absl::StrReplaceAll(Config("", 1, 3), {{"startup_limit_s = 30", "startup_limit_s = 1"}}));
+  TestNode node(
+      absl::StrReplaceAll(Config("", 1, 3), {{"startup_limit_s = 30", "startup_limit_s = 1"}}));
   RawClient a(node.endpoint(), "a");
   const absl::Status end = node.End();
   EXPECT_TRUE(absl::IsAborted(end)) << end;
@@ -437,7 +448,8 @@ TEST_F(NodeTest, ResumesAtTheLastCommittedRoundAndTellsTheOutcomeMissed) {
     committed = node.Round(0).model_sha256;
   }
   TestNode node(config);
-  RawClient a(node.endpoint(), "a", kEpoch + 1), b(node.endpoint(), "b", kEpoch + 1), c(node.endpoint(), "c");
+  RawClient a(node.endpoint(), "a", kEpoch + 1), b(node.endpoint(), "b", kEpoch + 1),
+      c(node.endpoint(), "c");
   const v1::Joined joined = a.AwaitJoined();
   EXPECT_EQ(joined.committed_round(), 1u);
   EXPECT_TRUE(joined.last_outcome().included());
@@ -490,8 +502,9 @@ TEST_F(NodeTest, AModelThatIsNotTheCurrentOneIsNotFound) {
 
 TEST_F(NodeTest, PortInUseIsAnErrorThatNamesIt) {
   TestNode node(Config());
-  const std::string text = absl::StrReplaceAll(Config(), {{"listen = \"127.0.0.1:0\"\n[transport]",
-                                                           absl::StrCat("listen = \"", node.endpoint(), "\"\n[transport]")}});
+  const std::string text = absl::StrReplaceAll(
+      Config(), {{"listen = \"127.0.0.1:0\"\n[transport]",
+                  absl::StrCat("listen = \"", node.endpoint(), "\"\n[transport]")}});
   auto config = ParseConfig(text, "test.toml");
   ASSERT_TRUE(config.ok()) << config.status();
   const auto second = Node::Create({.config = *config, .on_round = {}});

@@ -1,0 +1,85 @@
+// A real client process without LibTorch: its deltas depend on its id and the round alone, so that
+// the model a run must end in does not depend on what happened on the way.
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/philox.h"
+#include "base/status.h"
+#include "client/client.h"
+
+namespace tributary {
+namespace {
+
+class SteadyTrainer final : public client::Trainer {
+ public:
+  SteadyTrainer(std::string id, int think_ms) : id_(std::move(id)), think_ms_(think_ms) {}
+
+  absl::StatusOr<client::TrainResult> Train(const client::TrainTask& task,
+                                            const std::function<bool()>& cancelled) override {
+    // Stands for the time that training takes; ends early when the round is over.
+    for (int waited = 0; waited < think_ms_ && !cancelled(); ++waited) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    client::TrainResult result;
+    result.weight = 5 + static_cast<int64_t>(SeededHash(1, "weight", id_) % 20);
+    const auto& layout = *task.layout;
+    result.floats.resize(layout.tensors().size());
+    result.ints.resize(layout.tensors().size());
+    for (uint32_t t = 0; t < layout.tensors().size(); ++t) {
+      PhiloxStream random(SeededHash(task.spec.round(), "delta", id_), t);
+      if (aggregation::IsFloat(layout.tensors()[t].dtype)) {
+        result.floats[t].resize(layout.TensorElements(t));
+        for (float& x : result.floats[t]) x = static_cast<float>(random.NextDouble() - 0.5) * 0.1f;
+      } else {
+        result.ints[t].assign(layout.TensorElements(t), 1);
+      }
+    }
+    return result;
+  }
+  absl::StatusOr<std::vector<v1::Metric>> Evaluate(const client::TrainTask&) override {
+    v1::Metric metric;
+    metric.set_name("test_accuracy");
+    metric.set_value(0.5);
+    metric.set_weight(10);
+    return std::vector<v1::Metric>{metric};
+  }
+
+ private:
+  const std::string id_;
+  const int think_ms_;
+};
+
+}  // namespace
+}  // namespace tributary
+
+// e2e_client ID THINK_MS ENDPOINT...
+int main(int argc, char** argv) {
+  using namespace tributary;
+  if (argc < 4) return 2;
+  sigset_t end;
+  sigemptyset(&end);
+  sigaddset(&end, SIGTERM);
+  pthread_sigmask(SIG_BLOCK, &end, nullptr);
+  SteadyTrainer trainer(argv[1], std::stoi(argv[2]));
+  client::ClientOptions options;
+  options.id = argv[1];
+  options.endpoints.assign(argv + 3, argv + argc);
+  options.examples = 10;
+  options.backoff_max = absl::Milliseconds(500);
+  auto client = client::Client::Create(options, &trainer);
+  if (!client.ok()) {
+    std::fprintf(stderr, "%s\n", Text(client.status()).c_str());
+    return 2;
+  }
+  std::thread([&] {
+    int number = 0;
+    if (sigwait(&end, &number) == 0) (*client)->Shutdown();
+  }).detach();
+  const absl::Status status = (*client)->Run();
+  std::fprintf(stderr, "%s: %s\n", argv[1], status.ToString().c_str());
+  std::_Exit(status.ok() || absl::IsCancelled(status) ? 0 : 1);
+}
