@@ -11,8 +11,15 @@ endif()
 
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
+  # Paths are taken relative to the tree, so that another clone finds what this one has compiled.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=1
+      CCACHE_SLOPPINESS=pch_defines,time_macros ${CCACHE_PROGRAM})
+  # ccache can only keep what is compiled with a precompiled header if GCC names it in its output.
+  add_compile_options(-fpch-preprocess)
 endif()
+
+# Speed matters in compression/ and aggregation/, which ask for -O3 themselves; elsewhere a build that is quick does.
+set(CMAKE_CXX_FLAGS_RELEASE "-O1 -DNDEBUG")
 
 # No contraction and no fast-math anywhere: grid values must not depend on the compiler's taste.
 add_compile_options(-Wall -Wextra -Werror -ffp-contract=off -fno-fast-math)
@@ -46,10 +53,10 @@ function(tributary_library name)
   target_link_libraries(tributary_${name} PUBLIC ${ARG_DEPS})
 endfunction()
 
-# tributary_test(NAME SOURCES... DEPS... [LABELS ...] [TIMEOUT s]): a GoogleTest binary, one ctest entry.
+# tributary_test(NAME SOURCES... DEPS... [LABELS ...] [FAST ...] [TIMEOUT s]): a GoogleTest binary, one ctest entry.
 # Labels: `unit` (also run under the sanitizers), `e2e` (real processes), `full` (only `./run test --full`).
 function(tributary_test name)
-  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;DEPS;LABELS;FAST" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 300)
   endif()
@@ -61,4 +68,22 @@ function(tributary_test name)
   target_compile_definitions(${name} PRIVATE TRIBUTARY_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
+  set_property(TEST ${name} APPEND PROPERTY ENVIRONMENT
+    "TSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/sanitizers/tsan.supp:halt_on_error=1"
+    "UBSAN_OPTIONS=print_stacktrace=1")
+  # What `./run test` builds and runs of the sanitizers: asan_fast and tsan_fast, labels and targets.
+  foreach(fast ${ARG_FAST})
+    if(NOT TARGET ${fast})
+      add_custom_target(${fast})
+    endif()
+    add_dependencies(${fast} ${name})
+    set_property(TEST ${name} APPEND PROPERTY LABELS ${fast})
+  endforeach()
+endfunction()
+
+# tributary_hot(NAME): this folder's kernels and loops are what a round's speed hangs on.
+function(tributary_hot name)
+  if(NOT TRIBUTARY_SANITIZER)
+    target_compile_options(tributary_${name} PRIVATE -O3)
+  endif()
 endfunction()

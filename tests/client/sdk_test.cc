@@ -283,8 +283,8 @@ TEST_F(SdkTest, ShutdownBeforeRunEndsItAtOnce) {
 
 TEST_F(SdkTest, ManyClientsShareOneConnection) {
   constexpr int kClients = 20;
+  std::vector<std::unique_ptr<RecordingTrainer>> trainers;  // outlive the clients
   std::vector<std::unique_ptr<RunningClient>> clients;
-  std::vector<std::unique_ptr<RecordingTrainer>> trainers;
   server_.SetOpenTask(Task(1));
   for (int i = 0; i < kClients; ++i) {
     ClientOptions options = Options({server_.endpoint()});
