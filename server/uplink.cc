@@ -90,6 +90,8 @@ class GrpcUplink final : public Uplink {
     std::unique_lock lock(mu_);
     job_.reset();
     give_up_ = true;
+    // A stream that waits for the parent's credit would hold the caller up; the link is made anew.
+    if (forwarding_ && link_ != nullptr) link_->Cancel("the round was given up");
     wake_.notify_all();
     wake_.wait(lock, [this] { return !forwarding_; });
   }

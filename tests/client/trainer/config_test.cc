@@ -1,0 +1,170 @@
+// The client's config file: what it sets, and that each mistake is named with its place and mend.
+#include "client/trainer/config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+
+namespace tributary::client::trainer {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr char kWhole[] = R"([client]
+id = "phone-7"
+endpoints = ["a.example:7070", "b.example:7080"]
+run = "spring"
+threads = 3
+[data]
+dataset = "digits"
+split = "dirichlet"
+alpha = 0.3
+clients = 20
+index = 19
+seed = 9
+[model]
+name = "mlp-digits"
+[log]
+level = "debug"
+format = "json"
+)";
+
+constexpr char kLeast[] =
+    "[client]\nid = \"a\"\nendpoints = \"h:1\"\n[data]\ndataset = \"digits\"\n"
+    "[model]\nname = \"mlp-digits\"\n";
+
+// The findings on a text, "" where it has none.
+std::string Findings(const std::string& text, const ConfigOverrides& overrides = {}) {
+  const auto config = ParseClientConfig(text, "c.toml", overrides);
+  if (config.ok()) return "";
+  EXPECT_EQ(config.status().code(), absl::StatusCode::kInvalidArgument);
+  return Text(config.status());
+}
+
+std::string Replaced(std::string text, const std::string& from, const std::string& to) {
+  const size_t at = text.find(from);
+  EXPECT_NE(at, std::string::npos) << from;
+  return text.replace(at, from.size(), to);
+}
+
+TEST(ClientConfig, ReadsEveryKey) {
+  const auto config = ParseClientConfig(kWhole, "c.toml");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->id, "phone-7");
+  EXPECT_THAT(config->endpoints, ElementsAre("a.example:7070", "b.example:7080"));
+  EXPECT_EQ(config->run, "spring");
+  EXPECT_EQ(config->threads, 3);
+  EXPECT_EQ(config->dataset, "digits");
+  EXPECT_EQ(config->split.kind, SplitKind::kDirichlet);
+  EXPECT_EQ(config->split.alpha, 0.3);
+  EXPECT_EQ(config->split.clients, 20);
+  EXPECT_EQ(config->index, 19);
+  EXPECT_EQ(config->split.seed, 9);
+  EXPECT_EQ(config->model, "mlp-digits");
+  EXPECT_EQ(config->log_level, "debug");
+  EXPECT_EQ(config->log_format, "json");
+}
+
+TEST(ClientConfig, HasDefaultsForAllThatIsNotRequired) {
+  const auto config = ParseClientConfig(kLeast, "c.toml");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->run, "");
+  EXPECT_EQ(config->split.kind, SplitKind::kIid);
+  EXPECT_EQ(config->split.clients, 1);
+  EXPECT_EQ(config->index, 0);
+  EXPECT_EQ(config->log_level, "info");
+  EXPECT_EQ(config->log_format, "human");
+}
+
+TEST(ClientConfig, NamesEachRequiredKeyThatIsMissing) {
+  EXPECT_THAT(
+      Findings(""),
+      AllOf(HasSubstr("[client] id is required"), HasSubstr("[client] endpoints is"),
+            HasSubstr("[data] dataset is required"), HasSubstr("[model] name is required")));
+}
+
+TEST(ClientConfig, NamesPlaceAndNearestKeyOfAnUnknownOne) {
+  EXPECT_THAT(Findings(Replaced(kWhole, "alpha", "alfa")),
+              AllOf(HasSubstr("c.toml:9:1: "), HasSubstr("\"alfa\""), HasSubstr("\"alpha\"")));
+  EXPECT_THAT(Findings(Replaced(kWhole, "[log]", "[lock]")),
+              AllOf(HasSubstr("c.toml:15:"), HasSubstr("lock"), HasSubstr("log")));
+}
+
+TEST(ClientConfig, RefusesWrongTypesAndRanges) {
+  EXPECT_THAT(Findings(Replaced(kWhole, "clients = 20", "clients = \"20\"")),
+              HasSubstr("c.toml:10:"));
+  EXPECT_THAT(Findings(Replaced(kWhole, "clients = 20", "clients = 0")), HasSubstr("c.toml:10:"));
+  EXPECT_THAT(Findings(Replaced(kWhole, "alpha = 0.3", "alpha = 0")),
+              AllOf(HasSubstr("c.toml:9:"), HasSubstr("out of range: 0.001 to")));
+  EXPECT_THAT(Findings(Replaced(kWhole, "threads = 3", "threads = -1")), HasSubstr("c.toml:5:"));
+  EXPECT_THAT(Findings(Replaced(kWhole, "id = \"phone-7\"", "id = \"\"")), HasSubstr("c.toml:2:"));
+}
+
+TEST(ClientConfig, NamesTheNearestAllowedWord) {
+  EXPECT_THAT(Findings(Replaced(kWhole, "\"dirichlet\"", "\"dirichelt\"")),
+              AllOf(HasSubstr("c.toml:8:"), HasSubstr("did you mean \"dirichlet\"?")));
+  EXPECT_THAT(Findings(Replaced(kWhole, "\"digits\"", "\"mnist\"")),
+              AllOf(HasSubstr("c.toml:7:"), HasSubstr("fashion-mnist")));
+  EXPECT_THAT(Findings(Replaced(kWhole, "\"mlp-digits\"", "\"mlp-digit\"")),
+              AllOf(HasSubstr("c.toml:14:"), HasSubstr("did you mean \"mlp-digits\"?")));
+  EXPECT_THAT(Findings(Replaced(kWhole, "\"json\"", "\"xml\"")), HasSubstr("human, json"));
+}
+
+TEST(ClientConfig, RefusesImpossibleCombinations) {
+  EXPECT_THAT(Findings(Replaced(kWhole, "index = 19", "index = 20")),
+              AllOf(HasSubstr("c.toml:11:"), HasSubstr("not below clients = 20")));
+  EXPECT_THAT(Findings(Replaced(kWhole, "\"dirichlet\"", "\"iid\"")),
+              AllOf(HasSubstr("c.toml:9:"), HasSubstr("only for split = \"dirichlet\"")));
+  EXPECT_THAT(Findings(Replaced(kWhole, "alpha = 0.3", "shards_per_client = 2")),
+              HasSubstr("only for split = \"shards\""));
+}
+
+TEST(ClientConfig, RefusesEndpointsThatAreNoHostAndPort) {
+  for (const char* bad : {"h", "h:", ":1", "h:0", "h:65536", "h:99999", "h:1x", "h:-1"}) {
+    EXPECT_THAT(Findings(Replaced(kLeast, "\"h:1\"", absl::StrCat("\"", bad, "\""))),
+                HasSubstr("c.toml:3:"))
+        << bad;
+  }
+  EXPECT_EQ(Findings(Replaced(kLeast, "\"h:1\"", "[\"[::1]:65535\"]")), "");
+}
+
+TEST(ClientConfig, RefusesBenchModelsAndMissingFilesAndDirectories) {
+  EXPECT_THAT(Findings(Replaced(kLeast, "\"mlp-digits\"", "\"synthetic:5\"")),
+              HasSubstr("c.toml:7:"));
+  EXPECT_THAT(Findings(Replaced(kLeast, "\"mlp-digits\"", "\"no/such.pt\"")),
+              HasSubstr("neither a file nor known"));
+  EXPECT_THAT(Findings(Replaced(kLeast, "[model]", "directory = \"no/such\"\n[model]")),
+              AllOf(HasSubstr("c.toml:6:"), HasSubstr("no directory no/such")));
+  EXPECT_EQ(LoadClientConfig("no/such.toml").status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST(ClientConfig, TakesTheCommandLineOverTheFile) {
+  const ConfigOverrides overrides{
+      .id = "other", .index = 3, .seed = 4, .endpoints = {"x:5"}, .threads = 6, .simulate = {}};
+  const auto config = ParseClientConfig(kWhole, "c.toml", overrides);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->id, "other");
+  EXPECT_EQ(config->index, 3);
+  EXPECT_EQ(config->split.seed, 4);
+  EXPECT_THAT(config->endpoints, ElementsAre("x:5"));
+  EXPECT_EQ(config->threads, 6);
+  EXPECT_THAT(Findings(kWhole, {.index = 20}), HasSubstr("not below clients = 20"));
+}
+
+TEST(ClientConfig, NeedsNoIdWhereTheCommandLineGivesOne) {
+  EXPECT_EQ(Findings(Replaced(kLeast, "id = \"a\"\n", ""), {.id = "b"}), "");
+}
+
+TEST(ClientConfig, SimulationReplacesClientsAndIndex) {
+  const auto config = ParseClientConfig(kWhole, "c.toml", {.simulate = 5});
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->split.clients, 5);
+  EXPECT_EQ(config->index, 0);
+}
+
+}  // namespace
+}  // namespace tributary::client::trainer
