@@ -25,13 +25,16 @@ struct PhiloxWords {
   V c0, c1, c2, c3;
 };
 
+// `keys` are the round's two key words, each in every lane.
 template <class D, class V = hn::Vec<D>>
-HWY_INLINE PhiloxWords<V> PhiloxRound(D d, PhiloxWords<V> c, uint32_t k0, uint32_t k1) {
+HWY_INLINE PhiloxWords<V> PhiloxRound(D d, PhiloxWords<V> c, const uint64_t* keys) {
   const hn::Repartition<uint32_t, D> d32;
+  const V k0 = hn::Load(d, keys);
+  const V k1 = hn::Load(d, keys + hn::Lanes(d));
   const auto p0 = hn::MulEven(hn::BitCast(d32, c.c0), hn::Set(d32, 0xD2511F53));
   const auto p1 = hn::MulEven(hn::BitCast(d32, c.c2), hn::Set(d32, 0xCD9E8D57));
-  return {hn::Xor(hn::Xor(hn::ShiftRight<32>(p1), c.c1), hn::Set(d, uint64_t{k0})), p1,
-          hn::Xor(hn::Xor(hn::ShiftRight<32>(p0), c.c3), hn::Set(d, uint64_t{k1})), p0};
+  return {hn::Xor(hn::Xor(hn::ShiftRight<32>(p1), c.c1), k0), p1,
+          hn::Xor(hn::Xor(hn::ShiftRight<32>(p0), c.c3), k1), p0};
 }
 
 // Stores each counter's four words, counters in order. Lane l holds counter Order(l), so that
@@ -65,18 +68,24 @@ HWY_INLINE void FillRandom(const EncodeContext& context, uint64_t counter, size_
   const V offset = hn::Load(d, order);
   const V tensor = hn::Set(d, uint64_t{context.tensor});
   const V round = hn::Set(d, uint64_t{context.round});
+  // The key schedule lies in memory, where products and sums of other registers cannot push it out.
+  HWY_ALIGN uint64_t keys[20 * hn::MaxLanes(d)];
+  uint32_t k0 = static_cast<uint32_t>(context.key);
+  uint32_t k1 = static_cast<uint32_t>(context.key >> 32);
+  for (size_t r = 0; r < 10; ++r, k0 += 0x9E3779B9, k1 += 0xBB67AE85) {
+    hn::Store(hn::Set(d, uint64_t{k0}), d, keys + 2 * r * lanes);
+    hn::Store(hn::Set(d, uint64_t{k1}), d, keys + (2 * r + 1) * lanes);
+  }
   // Two vectors at once: one's products fill the wait for the other's.
   for (; i + 2 * lanes <= count; i += 2 * lanes) {
     const V n0 = hn::Add(hn::Set(d, counter + i), offset);
     const V n1 = hn::Add(hn::Set(d, counter + i + lanes), offset);
     PhiloxWords<V> a{n0, hn::ShiftRight<32>(n0), tensor, round};
     PhiloxWords<V> b{n1, hn::ShiftRight<32>(n1), tensor, round};
-    uint32_t k0 = static_cast<uint32_t>(context.key);
-    uint32_t k1 = static_cast<uint32_t>(context.key >> 32);
     HWY_UNROLL(10)
-    for (int r = 0; r < 10; ++r, k0 += 0x9E3779B9, k1 += 0xBB67AE85) {
-      a = PhiloxRound(d, a, k0, k1);
-      b = PhiloxRound(d, b, k0, k1);
+    for (size_t r = 0; r < 10; ++r) {
+      a = PhiloxRound(d, a, keys + 2 * r * lanes);
+      b = PhiloxRound(d, b, keys + 2 * r * lanes);
     }
     StorePhilox(d, a, out + 8 * i);
     StorePhilox(d, b, out + 8 * (i + lanes));
