@@ -1,6 +1,7 @@
 // Streams bytes over a loopback link and over plain sockets, in turn.
 #include "transport/tcp_bench.h"
 
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -22,6 +23,22 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 double Seconds(Clock::duration time) { return std::chrono::duration<double>(time).count(); }
+
+// User and system time of this process so far.
+double CpuSeconds() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+// One repetition: payload bytes per second of wall time, CPU seconds per 10^9 bytes (both sides).
+struct Measured {
+  double rate = 0;
+  double cpu_s_per_gb = 0;
+};
 
 double Median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
@@ -63,7 +80,7 @@ absl::StatusOr<SocketPair> ConnectPair() {
   return pair;
 }
 
-absl::StatusOr<double> PlainSockets(const TcpBenchOptions& options) {
+absl::StatusOr<Measured> PlainSockets(const TcpBenchOptions& options) {
   std::vector<SocketPair> lanes;
   for (uint32_t i = 0; i < options.lanes; ++i) {
     ASSIGN_OR_RETURN(SocketPair pair, ConnectPair());
@@ -74,6 +91,7 @@ absl::StatusOr<double> PlainSockets(const TcpBenchOptions& options) {
   std::vector<std::vector<uint8_t>> buffers(2 * options.lanes,
                                             std::vector<uint8_t>(options.chunk_bytes, 1));
   std::vector<std::thread> threads;
+  const double cpu = CpuSeconds();
   const Clock::time_point start = Clock::now();
   for (uint32_t i = 0; i < options.lanes; ++i) {
     threads.emplace_back([&, i, fd = lanes[i].sender.get()] {
@@ -87,10 +105,12 @@ absl::StatusOr<double> PlainSockets(const TcpBenchOptions& options) {
   }
   for (std::thread& thread : threads) thread.join();
   const double seconds = Seconds(Clock::now() - start);
+  const double spent = CpuSeconds() - cpu;
   if (std::count(failed.begin(), failed.end(), 1) > 0) {
     return absl::InternalError("a plain loopback socket broke while it was measured");
   }
-  return static_cast<double>(each * options.lanes) / seconds;
+  const double bytes = static_cast<double>(each * options.lanes);
+  return Measured{.rate = bytes / seconds, .cpu_s_per_gb = spent / (bytes / 1e9)};
 }
 
 absl::Status SendAll(Link& link, uint64_t chunks) {
@@ -102,7 +122,7 @@ absl::Status SendAll(Link& link, uint64_t chunks) {
   return link.Close(absl::Now() + absl::Seconds(60));
 }
 
-absl::StatusOr<double> OverLink(const TcpBenchOptions& options) {
+absl::StatusOr<Measured> OverLink(const TcpBenchOptions& options) {
   LinkOptions link_options;
   link_options.name = "bench";
   link_options.chunk_bytes = options.chunk_bytes;
@@ -114,6 +134,7 @@ absl::StatusOr<double> OverLink(const TcpBenchOptions& options) {
   ASSIGN_OR_RETURN(auto receiver, listener->Accept(absl::Now() + absl::Seconds(10)));
   const uint64_t chunks = options.bytes / options.chunk_bytes;
   absl::Status sent;
+  const double cpu = CpuSeconds();
   const Clock::time_point start = Clock::now();
   std::thread thread([&] { sent = SendAll(*sender, chunks); });
   absl::Status received;
@@ -124,11 +145,13 @@ absl::StatusOr<double> OverLink(const TcpBenchOptions& options) {
     if (chunk.ok()) bytes += chunk->size();
   }
   const double seconds = Seconds(Clock::now() - start);
+  const double spent = CpuSeconds() - cpu;
   if (!absl::IsOutOfRange(received)) sender->Cancel("the bench's receiver failed");
   thread.join();
   RETURN_IF_ERROR(sent);
   if (!absl::IsOutOfRange(received)) return received;
-  return static_cast<double>(bytes) / seconds;
+  return Measured{.rate = static_cast<double>(bytes) / seconds,
+                  .cpu_s_per_gb = spent / (static_cast<double>(bytes) / 1e9)};
 }
 
 }  // namespace
@@ -138,20 +161,25 @@ absl::StatusOr<std::vector<BenchRow>> BenchTcpStream(const TcpBenchOptions& opti
     return absl::InvalidArgumentError(
         "the transport bench needs a lane, a repetition, and bytes for one chunk at least");
   }
-  std::vector<double> plain, link;
+  std::vector<double> plain_rate, plain_cpu, link_rate, link_cpu;
   for (int i = 0; i < options.repetitions; ++i) {
-    ASSIGN_OR_RETURN(double ceiling, PlainSockets(options));
-    ASSIGN_OR_RETURN(double value, OverLink(options));
-    plain.push_back(ceiling);
-    link.push_back(value);
+    ASSIGN_OR_RETURN(const Measured plain, PlainSockets(options));
+    ASSIGN_OR_RETURN(const Measured link, OverLink(options));
+    plain_rate.push_back(plain.rate);
+    plain_cpu.push_back(plain.cpu_s_per_gb);
+    link_rate.push_back(link.rate);
+    link_cpu.push_back(link.cpu_s_per_gb);
   }
-  BenchRow row{.name = "transport.tcp.stream",
-               .value = Median(link),
-               .unit = "B/s",
-               .ceiling = Median(plain),
-               .ratio = 0};
-  row.ratio = row.value / row.ceiling;
-  return std::vector<BenchRow>{row};
+  const auto row = [](std::string name, std::string unit, double value, double ceiling) {
+    return BenchRow{.name = std::move(name),
+                    .value = value,
+                    .unit = std::move(unit),
+                    .ceiling = ceiling,
+                    .ratio = value / ceiling};
+  };
+  return std::vector<BenchRow>{
+      row("transport.tcp.stream", "B/s", Median(link_rate), Median(plain_rate)),
+      row("transport.tcp.cpu_s_per_gb", "s/GB", Median(link_cpu), Median(plain_cpu))};
 }
 
 }  // namespace tributary::transport

@@ -30,7 +30,9 @@ struct TcpBenchOptions {
 
 // transport.tcp.stream: payload over a loopback link, CRC32C on both sides, bytes per second; its
 // ceiling is the same payload over as many plain blocking sockets, written and read chunk by chunk,
-// one thread a socket and side, without checksum. Takes seconds; uses two processes' worth of CPU.
+// one thread a socket and side, without checksum. transport.tcp.cpu_s_per_gb: the CPU time of both
+// sides for 10^9 bytes; its "ceiling" is that of the plain sockets, so that less is better and the
+// ratio is above 1. It moves less with the machine's load. Takes seconds, and all the CPU there is.
 absl::StatusOr<std::vector<BenchRow>> BenchTcpStream(const TcpBenchOptions& options);
 
 }  // namespace tributary::transport

@@ -13,13 +13,16 @@ TEST(TcpBench, RowHasValueCeilingAndTheirRatio) {
   options.repetitions = 1;
   auto rows = BenchTcpStream(options);
   ASSERT_TRUE(rows.ok()) << rows.status();
-  ASSERT_EQ(rows->size(), 1u);
-  const BenchRow& row = rows->front();
-  EXPECT_EQ(row.name, "transport.tcp.stream");
-  EXPECT_EQ(row.unit, "B/s");
-  EXPECT_GT(row.value, 0);
-  EXPECT_GT(row.ceiling, 0);
-  EXPECT_DOUBLE_EQ(row.ratio, row.value / row.ceiling);
+  ASSERT_EQ(rows->size(), 2u);
+  EXPECT_EQ((*rows)[0].name, "transport.tcp.stream");
+  EXPECT_EQ((*rows)[0].unit, "B/s");
+  EXPECT_EQ((*rows)[1].name, "transport.tcp.cpu_s_per_gb");
+  EXPECT_EQ((*rows)[1].unit, "s/GB");
+  for (const BenchRow& row : *rows) {
+    EXPECT_GT(row.value, 0);
+    EXPECT_GT(row.ceiling, 0);
+    EXPECT_DOUBLE_EQ(row.ratio, row.value / row.ceiling);
+  }
 }
 
 TEST(TcpBench, ImpossibleOptionsAreRefused) {
