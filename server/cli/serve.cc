@@ -55,13 +55,13 @@ sigset_t EndSignals() {
 }  // namespace
 
 int Serve(const ServeOptions& options) {
-  auto config = server::LoadConfig(options.file);
-  if (!config.ok()) return Fail(2, config.status());
-  if (const absl::Status status = SetUpLog(config->log); !status.ok()) return Fail(2, status);
-  // Blocked in all threads, waited for by one.
+  // Blocked in all threads, waited for by one; first of all, so that a signal at any moment drains.
   const sigset_t signals = EndSignals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   std::signal(SIGPIPE, SIG_IGN);
+  auto config = server::LoadConfig(options.file);
+  if (!config.ok()) return Fail(2, config.status());
+  if (const absl::Status status = SetUpLog(config->log); !status.ok()) return Fail(2, status);
 
   server::Node::Options node_options;
   node_options.config = *std::move(config);

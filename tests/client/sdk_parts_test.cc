@@ -256,5 +256,66 @@ TEST(EncodeTest, ASegmentTooLargeForAMessageIsRefused) {
   EXPECT_THAT(std::string(encoded.status().message()), HasSubstr("1600000"));
 }
 
+internal::TaskKey KeyOfRound(uint64_t round) { return {round, v1::TRAIN, "base"}; }
+
+v1::Task TaskOfRound(uint64_t round) {
+  v1::Task task;
+  task.mutable_spec()->set_round(round);
+  task.mutable_spec()->set_kind(v1::TRAIN);
+  task.mutable_spec()->set_base_sha256("base");
+  return task;
+}
+
+TEST(MailboxTest, HoldsOneTaskHoweverManyComeDuringALongTraining) {
+  internal::Mailbox mailbox;
+  for (uint64_t round = 1; round <= 100; ++round) mailbox.PostTask(TaskOfRound(round));
+  mailbox.PostEnd(absl::OkStatus());
+  // The end drops the task too: nobody waits for it.
+  EXPECT_TRUE(std::holds_alternative<internal::End>(mailbox.Next().what));
+  EXPECT_TRUE(mailbox.Superseded(KeyOfRound(100)));
+}
+
+TEST(MailboxTest, ATaskLeftByALostSessionIsDropped) {
+  internal::Mailbox mailbox;
+  mailbox.PostTask(TaskOfRound(1));
+  mailbox.PostLost();
+  v1::Outcome outcome;
+  outcome.set_round(1);
+  mailbox.PostOutcome(outcome);
+  EXPECT_TRUE(std::holds_alternative<v1::Outcome>(mailbox.Next().what));
+  EXPECT_TRUE(mailbox.Over(KeyOfRound(1)));
+}
+
+// Plain threads in the place of gRPC's: here the thread sanitizer sees all.
+TEST(MailboxTest, TakesWhatManyThreadsLeaveAndLosesNothing) {
+  internal::Mailbox mailbox;
+  constexpr uint64_t kThreads = 4;
+  constexpr uint64_t kEach = 2000;
+  std::vector<std::thread> threads;
+  for (uint64_t t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      for (uint64_t i = 0; i < kEach; ++i) {
+        v1::Outcome outcome;
+        outcome.set_round(t * kEach + i + 1);
+        mailbox.PostOutcome(outcome);
+        mailbox.StreamOpened();
+        mailbox.Retire(std::make_shared<int>(0));
+        mailbox.SetWork(i, "train");
+      }
+    });
+  }
+  uint64_t sum = 0;
+  uint64_t last = 0;
+  for (uint64_t i = 0; i < kThreads * kEach; ++i) {
+    const internal::Event event = mailbox.Next();
+    EXPECT_GT(event.sequence, last);
+    last = event.sequence;
+    sum += std::get<v1::Outcome>(event.what).round();
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(sum, kThreads * kEach * (kThreads * kEach + 1) / 2);
+  EXPECT_FALSE(mailbox.streams_open());
+}
+
 }  // namespace
 }  // namespace tributary::client::testing

@@ -34,13 +34,13 @@ std::string Read(const std::string& path) {
 }
 
 // One run in a folder of its own: aggregators by config text, clients by id.
-class Run {
+class Cluster {
  public:
-  Run() {
+  Cluster() {
     std::string pattern = (fs::temp_directory_path() / "tributary-e2e-XXXXXX").string();
     dir_ = mkdtemp(pattern.data());
   }
-  ~Run() {
+  ~Cluster() {
     processes_.clear();
     std::error_code ignored;
     if (!testing::Test::HasFailure()) fs::remove_all(dir_, ignored);
@@ -112,6 +112,14 @@ class Run {
     }
     return true;
   }
+  bool AwaitLog(const std::string& name, const std::string& text) const {
+    const absl::Time limit = absl::Now() + kPatience;
+    while (Log(name).find(text) == std::string::npos) {
+      if (absl::Now() > limit) return false;
+      absl::SleepFor(absl::Milliseconds(5));
+    }
+    return true;
+  }
   std::string ModelHash(int round) const {
     auto model = models::ReadSafetensors(
         absl::StrFormat("%s/checkpoints/e2e/%08d/model.safetensors", dir_, round));
@@ -131,7 +139,7 @@ constexpr int kClients = 4;
 // The hash that a run of kClients clients ends in, undisturbed and flat.
 const std::string& UndisturbedHash() {
   static const std::string hash = [] {
-    Run run;
+    Cluster run;
     const int port = run.Port();
     run.Root(port, "", kRounds, kClients);
     for (int i = 0; i < kClients; ++i) run.Client(absl::StrCat("c", i), {port});
@@ -143,7 +151,7 @@ const std::string& UndisturbedHash() {
 }
 
 TEST(EndToEnd, TwoTiersEndInTheSameModelAsFlat) {
-  Run run;
+  Cluster run;
   const int root = run.Port(), rack0 = run.Port(), rack1 = run.Port();
   run.Root(root, "", kRounds, kClients);
   run.Rack("rack-0", rack0, root);
@@ -164,7 +172,7 @@ TEST(EndToEnd, TwoTiersEndInTheSameModelAsFlat) {
 
 TEST(EndToEnd, GlobalKilledAtRandomMomentsResumesAndEndsInTheSameModel) {
   PhiloxStream random(SeededHash(20, "kill", "global"));
-  Run run;
+  Cluster run;
   const int root = run.Port(), rack = run.Port();
   run.Root(root, "", kRounds, kClients);
   run.Rack("rack-0", rack, root);
@@ -184,7 +192,7 @@ TEST(EndToEnd, GlobalKilledAtRandomMomentsResumesAndEndsInTheSameModel) {
 }
 
 TEST(EndToEnd, RackKilledMidRoundIsAwaitedAndTheRoundCountsItsClientsOnce) {
-  Run run;
+  Cluster run;
   const int root = run.Port(), rack = run.Port();
   run.Root(root, "", kRounds, kClients);
   run.Rack("rack-0", rack, root);
@@ -202,7 +210,7 @@ TEST(EndToEnd, RackKilledMidRoundIsAwaitedAndTheRoundCountsItsClientsOnce) {
 }
 
 TEST(EndToEnd, EveryClientKilledMidRoundEndsTheRunWithAnError) {
-  Run run;
+  Cluster run;
   const int port = run.Port();
   run.Root(port, "", 1000, 2);
   std::string config = Read(run.dir() + "/global.toml");
@@ -224,20 +232,32 @@ TEST(EndToEnd, EveryClientKilledMidRoundEndsTheRunWithAnError) {
 TEST(EndToEnd, SigtermAtAnyMomentDrainsAndExitsWithZero) {
   PhiloxStream random(SeededHash(21, "term", "all"));
   for (int attempt = 0; attempt < 5; ++attempt) {
-    Run run;
+    Cluster run;
     const int root = run.Port(), rack = run.Port();
     run.Root(root, "[limits]\nshutdown_grace_s = 5\n", 100000, 2);
     run.Rack("rack-0", rack, root);
     run.Client("c0", {rack}, 5);
     run.Client("c1", {root}, 5);
-    if (attempt > 0) {
-      ASSERT_TRUE(run.AwaitRounds(1)) << run.Log("global");
-    }
-    absl::SleepFor(absl::Milliseconds(static_cast<int64_t>(random.NextBelow(100))));
+    // From the first moment at which each is up: its signals are its own from then on.
+    ASSERT_TRUE(run.AwaitRounds(1)) << run.Log("global");
+    absl::SleepFor(absl::Milliseconds(static_cast<int64_t>(random.NextBelow(150))));
     for (const char* name : {"rack-0", "global", "c0", "c1"}) {
       run[name].Signal(SIGTERM);
       EXPECT_EQ(run.ExitCode(name), 0) << name << "\n" << run.Log(name);
     }
+  }
+}
+
+TEST(EndToEnd, SigtermWhileNobodyHasJoinedExitsWithZero) {
+  Cluster run;
+  const int root = run.Port();
+  run.Root(root, "", 10, 2);
+  ASSERT_TRUE(run.AwaitLog("global", "listens on")) << run.Log("global");
+  run.Rack("rack-0", run.Port(), root);
+  ASSERT_TRUE(run.AwaitLog("rack-0", "listens on")) << run.Log("rack-0");
+  for (const char* name : {"global", "rack-0"}) {
+    run[name].Signal(SIGTERM);
+    EXPECT_EQ(run.ExitCode(name), 0) << run.Log(name);
   }
 }
 
@@ -258,30 +278,27 @@ TEST(EndToEnd, BadConfigsExitWithTwoAndSayWhereAndHow) {
       {"[node\n", "bad.toml:1:"},
   };
   for (const Row& row : rows) {
-    Run run;
+    Cluster run;
     run.Write("bad", row.text);
     run.Serve("bad");
     EXPECT_EQ(run.ExitCode("bad"), 2);
     EXPECT_THAT(run.Log("bad"), testing::HasSubstr(row.says));
   }
-  Run run;
-  run.Start("missing", {Run::Binary("tributary"), "serve", "/no/such/file.toml"});
+  Cluster run;
+  run.Start("missing", {Cluster::Binary("tributary"), "serve", "/no/such/file.toml"});
   EXPECT_EQ(run.ExitCode("missing"), 2);
   EXPECT_THAT(run.Log("missing"), testing::HasSubstr("/no/such/file.toml"));
 }
 
 TEST(EndToEnd, PortInUseExitsWithTwoAndNamesTheLine) {
-  Run run;
+  Cluster run;
   const int port = run.Port();
   run.Root(port, "", 1, 1);
   const std::string config =
       absl::StrReplaceAll(Read(run.dir() + "/global.toml"), {{"\"e2e\"", "\"other\""}});
   run.Client("c0", {port}, 5000);
   // The client's session shows that the port is taken.
-  const absl::Time limit = absl::Now() + kPatience;
-  while (run.Log("global").find("listens on") == std::string::npos && absl::Now() < limit) {
-    absl::SleepFor(absl::Milliseconds(5));
-  }
+  ASSERT_TRUE(run.AwaitLog("global", "listens on")) << run.Log("global");
   run.Write("second", config);
   run.Serve("second");
   EXPECT_EQ(run.ExitCode("second"), 2);
@@ -290,8 +307,8 @@ TEST(EndToEnd, PortInUseExitsWithTwoAndNamesTheLine) {
 }
 
 TEST(EndToEnd, AggregatorDoesNotLinkLibTorch) {
-  Run run;
-  run.Start("ldd", {"/usr/bin/ldd", Run::Binary("tributary")});
+  Cluster run;
+  run.Start("ldd", {"/usr/bin/ldd", Cluster::Binary("tributary")});
   EXPECT_EQ(run.ExitCode("ldd"), 0);
   EXPECT_THAT(run.Log("ldd"), testing::HasSubstr("libgrpc++"));
   EXPECT_THAT(run.Log("ldd"), testing::Not(testing::HasSubstr("torch")));
@@ -312,7 +329,7 @@ class ConfigsTest : public testing::Test {
     run_.Write(file, text);
     run_.Serve(file);
   }
-  Run run_;
+  Cluster run_;
 };
 
 TEST_F(ConfigsTest, FlatRunsToItsEnd) {
@@ -343,14 +360,14 @@ TEST_F(ConfigsTest, ThreeTiersRunToTheirEnd) {
 }
 
 TEST_F(ConfigsTest, ClientTrainsForReal) {
-  if (!fs::exists(Run::Binary("tributary-client"))) {
+  if (!fs::exists(Cluster::Binary("tributary-client"))) {
     GTEST_SKIP() << "tributary-client is not built here (TRIBUTARY_TRAINER is off)";
   }
   Serve("flat.toml");
   const std::string file = absl::StrCat(TRIBUTARY_SOURCE_DIR, "/configs/client.toml");
   for (const std::string index : {"0", "1"}) {
-    run_.Start("client-" + index, {Run::Binary("tributary-client"), file, "--index", index, "--id",
-                                   "client-" + index});
+    run_.Start("client-" + index, {Cluster::Binary("tributary-client"), file, "--index", index,
+                                   "--id", "client-" + index});
   }
   EXPECT_EQ(run_.ExitCode("flat"), 0) << run_.Log("flat");
   EXPECT_EQ(run_.ExitCode("client-0"), 0) << run_.Log("client-0");

@@ -1,15 +1,16 @@
 // Starting, watching and ending the clients of one process.
 #include "client/trainer/internal/fleet.h"
 
+#include <fcntl.h>
 #include <poll.h>
-#include <signal.h>
 #include <spdlog/spdlog.h>
 #include <sys/eventfd.h>
-#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
+#include <csignal>
 #include <cstdlib>
 #include <thread>
 
@@ -23,6 +24,35 @@
 namespace tributary::client::trainer {
 namespace {
 
+// Where the signal handler, which gets no argument, finds its descriptor.
+std::atomic<int> handler_fd{-1};
+
+void OnSignal(int number) {
+  const int before = errno;
+  const auto byte = static_cast<char>(number);
+  // Full only after thousands of signals that nobody looked at.
+  [[maybe_unused]] const ssize_t written = write(handler_fd.load(), &byte, 1);
+  errno = before;
+}
+
+// A handler and not a blocked mask with a signalfd: libraries (OpenBLAS) start threads before main,
+// in which the signals are not blocked and would end the process.
+absl::Status CatchSignals(int write_fd) {
+  handler_fd.store(write_fd);
+  struct sigaction action = {};
+  action.sa_handler = OnSignal;
+  action.sa_flags = SA_RESTART;
+  sigset_t signals;
+  sigemptyset(&signals);
+  for (const int number : {SIGINT, SIGTERM}) {
+    sigaddset(&signals, number);
+    if (sigaction(number, &action, nullptr) != 0) return absl::InternalError("sigaction failed");
+  }
+  // A parent may have left them blocked.
+  pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+  return absl::OkStatus();
+}
+
 int SlotCount(const ClientConfig& config, bool simulate) {
   if (!simulate) return 1;
   const uint32_t cores = std::max(1u, std::thread::hardware_concurrency());
@@ -34,25 +64,26 @@ int SlotCount(const ClientConfig& config, bool simulate) {
 
 absl::StatusOr<std::unique_ptr<Fleet>> Fleet::Create(const ClientConfig& config, bool simulate) {
   std::unique_ptr<Fleet> fleet(new Fleet);
-  sigset_t signals;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGINT);
-  sigaddset(&signals, SIGTERM);
-  // Before any thread: all inherit it, and the descriptor gets every signal.
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  fleet->signals_ = signalfd(-1, &signals, SFD_CLOEXEC);
-  fleet->finished_ = eventfd(0, EFD_CLOEXEC);
-  if (fleet->signals_ < 0 || fleet->finished_ < 0) {
+  if (pipe2(fleet->signals_, O_CLOEXEC | O_NONBLOCK) != 0) {
     return absl::ResourceExhaustedError("no file descriptor is left; raise ulimit -n");
   }
+  fleet->finished_ = eventfd(0, EFD_CLOEXEC);
+  if (fleet->finished_ < 0) {
+    return absl::ResourceExhaustedError("no file descriptor is left; raise ulimit -n");
+  }
+  RETURN_IF_ERROR(CatchSignals(fleet->signals_[1]));
   UseOneTorchThread();
   RETURN_IF_ERROR(fleet->AddMembers(config, simulate));
   return fleet;
 }
 
 Fleet::~Fleet() {
-  if (signals_ >= 0) close(signals_);
-  if (finished_ >= 0) close(finished_);
+  // A signal from here on ends the process, as it would have before.
+  std::signal(SIGINT, SIG_DFL);
+  std::signal(SIGTERM, SIG_DFL);
+  for (const int fd : {signals_[0], signals_[1], finished_}) {
+    if (fd >= 0) close(fd);
+  }
 }
 
 absl::Status Fleet::AddMembers(const ClientConfig& config, bool simulate) {
@@ -105,15 +136,15 @@ void Fleet::RunMember(Member* member) const {
 bool Fleet::Watch() {
   bool asked = false;
   for (size_t finished = 0; finished < members_.size();) {
-    pollfd fds[2] = {{.fd = signals_, .events = POLLIN, .revents = 0},
+    pollfd fds[2] = {{.fd = signals_[0], .events = POLLIN, .revents = 0},
                      {.fd = finished_, .events = POLLIN, .revents = 0}};
     if (poll(fds, 2, -1) < 0) continue;  // interrupted
     eventfd_t ended = 0;
     if ((fds[1].revents & POLLIN) != 0 && eventfd_read(finished_, &ended) == 0) finished += ended;
     if ((fds[0].revents & POLLIN) == 0) continue;
-    signalfd_siginfo info = {};
-    if (read(signals_, &info, sizeof(info)) != sizeof(info)) continue;
-    const char* const name = info.ssi_signo == SIGINT ? "SIGINT" : "SIGTERM";
+    char number = 0;
+    if (read(signals_[0], &number, 1) != 1) continue;
+    const char* const name = number == SIGINT ? "SIGINT" : "SIGTERM";
     if (asked) {
       spdlog::error("a second {}: ending at once", name);
       spdlog::default_logger()->flush();

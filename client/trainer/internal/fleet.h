@@ -16,8 +16,8 @@ namespace tributary::client::trainer {
 class Fleet {
  public:
   // Loads the data, cuts it, makes the clients: the one of the config, or, with `simulate`, all of
-  // its [data] clients, named `<id>-000`, `<id>-001`, ... SIGINT and SIGTERM are blocked from here
-  // on, also for the threads that start later.
+  // its [data] clients, named `<id>-000`, `<id>-001`, ... SIGINT and SIGTERM are caught
+  // from here on, until the fleet is destroyed; one fleet a process.
   static absl::StatusOr<std::unique_ptr<Fleet>> Create(const ClientConfig& config, bool simulate);
   ~Fleet();
 
@@ -42,8 +42,8 @@ class Fleet {
   void RunMember(Member* member) const;
 
   std::vector<Member> members_;
-  int signals_ = -1;   // a signalfd
-  int finished_ = -1;  // an eventfd: counts the members that have ended
+  int signals_[2] = {-1, -1};  // a pipe: the numbers of the signals caught
+  int finished_ = -1;          // an eventfd: counts the members that have ended
 };
 
 }  // namespace tributary::client::trainer

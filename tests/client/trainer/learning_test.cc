@@ -49,7 +49,8 @@ class Round {
   }
 
   void Add(const std::string& id, const TrainResult& result) {
-    aggregation::UpdateAssembler assembler(task_.layout, grid_, id, result.weight, 1 << 30);
+    aggregation::UpdateAssembler assembler(task_.layout, grid_, id, result.weight,
+                                           aggregation::MaxEncodedBytes(*task_.layout));
     uint64_t bytes = 0;
     uint32_t crc = 0;
     Deltas deltas(result);

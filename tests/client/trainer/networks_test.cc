@@ -110,7 +110,8 @@ class ScriptFile : public ::testing::Test {
 
 TEST_F(ScriptFile, GivesParametersAndBuffersInStateDictOrder) {
   testing::SaveScript(Path("net.pt"), 64, /*double_weight=*/true);
-  const auto& tensors = MakePool(Path("net.pt"))->layout()->tensors();
+  const auto pool = MakePool(Path("net.pt"));
+  const auto& tensors = pool->layout()->tensors();
   ASSERT_EQ(tensors.size(), 4);
   EXPECT_EQ(tensors[0].name, "weight");
   EXPECT_THAT(tensors[0].shape, ElementsAre(10, 64));

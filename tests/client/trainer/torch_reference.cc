@@ -53,7 +53,7 @@ void SaveScript(const std::string& path, int64_t pixels, bool double_weight) {
 def forward(self, x):
   self.calls += 1
   y = torch.matmul(torch.flatten(x, 1).to(self.weight.dtype), torch.t(self.weight))
-  return self.head(torch.relu(y).to(torch.float32) * self.scale)
+  return self.head.forward(torch.relu(y).to(x.dtype) * self.scale)
 )");
   for (const auto& parameter : net.parameters()) {
     if (parameter.dim() > 0) parameter.set_requires_grad(true);

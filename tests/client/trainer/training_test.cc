@@ -179,7 +179,8 @@ TEST(Training, LossFalls) {
     EXPECT_LT(result.metrics[0].value(), before);
     before = result.metrics[0].value();
   }
-  EXPECT_LT(before, 0.15);
+  // Without any learning it is ln 10 = 2.3: nine tenths of that are gone.
+  EXPECT_LT(before, 0.1 * std::log(10.0));
 }
 
 TEST(Training, MuPullsTowardsTheBase) {
