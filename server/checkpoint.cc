@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,8 +11,12 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/checksum.h"
 #include "base/status.h"
@@ -28,7 +33,7 @@ constexpr char kStateFile[] = "state.pb";
 constexpr char kUnfinished[] = ".unfinished";  // suffix of what is being written
 
 absl::Status FileError(const std::string& what, const std::string& path) {
-  return absl::UnavailableError(absl::StrCat("cannot ", what, " ", path, ": ", strerror(errno)));
+  return absl::ErrnoToStatus(errno, absl::StrCat("cannot ", what, " ", path));
 }
 
 absl::Status SyncDirectory(const std::string& path) {
@@ -61,7 +66,7 @@ absl::Status WriteFile(const std::string& path, const std::string& bytes) {
 
 absl::StatusOr<std::string> ReadWhole(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  if (!file) return absl::NotFoundError(absl::StrCat(path, " is missing"));
+  if (!file) return FileError("open", path);
   std::string bytes((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   if (file.bad()) return absl::DataLossError(absl::StrCat("cannot read ", path));
   return bytes;
@@ -69,7 +74,7 @@ absl::StatusOr<std::string> ReadWhole(const std::string& path) {
 
 absl::StatusOr<std::string> HashFile(const std::string& path) {
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return absl::NotFoundError(absl::StrCat(path, " is missing"));
+  if (fd < 0) return FileError("open", path);
   Sha256 hash;
   std::vector<uint8_t> buffer(1 << 20);
   ssize_t n = 0;
@@ -81,6 +86,29 @@ absl::StatusOr<std::string> HashFile(const std::string& path) {
 }
 
 std::string DirectoryName(uint64_t round) { return absl::StrFormat("%08d", round); }
+
+// A round that is saved again goes beside the first, under the other of its two names, so that the
+// one which MANIFEST names is never touched.
+constexpr char kOther[] = "-2";
+
+std::vector<std::string> NamesIn(const std::string& path) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (fs::directory_iterator at(path, error), end; !error && at != end; at.increment(error)) {
+    names.push_back(at->path().filename().string());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+// The round in the name of a checkpoint's directory; nothing for any other name.
+std::optional<uint64_t> RoundOf(std::string name) {
+  if (name.ends_with(kOther)) name.resize(name.size() - std::strlen(kOther));
+  uint64_t round = 0;
+  const bool digits = name.find_first_not_of("0123456789") == std::string::npos;
+  if (name.size() < 8 || !digits || !absl::SimpleAtoi(name, &round)) return std::nullopt;
+  return round;
+}
 
 // What MANIFEST says, or why it cannot be read.
 absl::StatusOr<v1::CheckpointManifest> ReadManifest(const std::string& run_path) {
@@ -94,21 +122,17 @@ absl::StatusOr<v1::CheckpointManifest> ReadManifest(const std::string& run_path)
 
 // Directories that look like checkpoints, for when MANIFEST is lost: their own hashes decide.
 v1::CheckpointManifest Scan(const std::string& run_path) {
-  std::vector<uint64_t> rounds;
-  std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(run_path, ignored)) {
-    const std::string name = entry.path().filename().string();
-    if (name.size() >= 8 && name.find_first_not_of("0123456789") == std::string::npos) {
-      rounds.push_back(std::stoull(name));
-    }
+  std::vector<std::pair<uint64_t, std::string>> found;
+  for (const std::string& name : NamesIn(run_path)) {
+    if (const std::optional<uint64_t> round = RoundOf(name)) found.emplace_back(*round, name);
   }
-  std::sort(rounds.begin(), rounds.end());
+  std::sort(found.begin(), found.end());
   v1::CheckpointManifest manifest;
   manifest.set_format(1);
-  for (const uint64_t round : rounds) {
+  for (const auto& [round, name] : found) {
     auto* entry = manifest.add_entries();
     entry->set_round(round);
-    entry->set_directory(DirectoryName(round));
+    entry->set_directory(name);
   }
   return manifest;
 }
@@ -134,8 +158,9 @@ absl::StatusOr<Checkpoint> LoadEntry(const std::string& run_path,
   ASSIGN_OR_RETURN(const std::string state, ReadWhole(state_path));
   if (!out.state.ParseFromString(state))
     return absl::DataLossError(absl::StrCat(state_path, " is damaged"));
-  ASSIGN_OR_RETURN(auto layout, aggregation::ModelLayout::FromProto(out.state.layout()));
-  ASSIGN_OR_RETURN(out.model, models::ReadSafetensorsAs(model_path, layout));
+  auto layout = aggregation::ModelLayout::FromProto(out.state.layout());
+  if (!layout.ok()) return Annotate(layout.status(), state_path);
+  ASSIGN_OR_RETURN(out.model, models::ReadSafetensorsAs(model_path, *std::move(layout)));
   if (Sha256Of(out.model.bytes) != out.state.model_sha256()) {
     return absl::DataLossError(
         absl::StrCat(model_path, " is damaged: its tensors are not those of state.pb"));
@@ -143,38 +168,107 @@ absl::StatusOr<Checkpoint> LoadEntry(const std::string& run_path,
   return out;
 }
 
+// Writes both files of a checkpoint into a new directory and makes them durable. The entry for
+// MANIFEST, without its directory's name.
+absl::StatusOr<v1::CheckpointManifest::Entry> WriteDirectory(const std::string& path,
+                                                             const v1::CheckpointState& state,
+                                                             const aggregation::ModelLayout& layout,
+                                                             std::span<const uint8_t> model) {
+  if (mkdir(path.c_str(), 0755) != 0) return FileError("create", path);
+  const std::string model_path = path + "/" + kModelFile;
+  RETURN_IF_ERROR(models::WriteSafetensors(
+      model_path, layout, model, {{"run", state.run()}, {"round", absl::StrCat(state.round())}}));
+  const std::string bytes = state.SerializeAsString();
+  RETURN_IF_ERROR(WriteFile(path + "/" + kStateFile, bytes));
+  RETURN_IF_ERROR(SyncDirectory(path));
+  v1::CheckpointManifest::Entry entry;
+  entry.set_round(state.round());
+  ASSIGN_OR_RETURN(*entry.mutable_model_file_sha256(), HashFile(model_path));
+  entry.set_state_file_sha256(
+      Sha256Of({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}));
+  return entry;
+}
+
+absl::Status WriteManifest(const std::string& run_path, const v1::CheckpointManifest& manifest) {
+  const std::string path = run_path + "/" + kManifest;
+  RETURN_IF_ERROR(WriteFile(path + kUnfinished, manifest.SerializeAsString()));
+  if (rename((path + kUnfinished).c_str(), path.c_str()) != 0) return FileError("rename to", path);
+  return SyncDirectory(run_path);
+}
+
+bool Names(const v1::CheckpointManifest& manifest, const std::string& directory) {
+  return std::any_of(manifest.entries().begin(), manifest.entries().end(),
+                     [&](const auto& entry) { return entry.directory() == directory; });
+}
+
+void RemoveUnfinished(const std::string& run_path) {
+  std::error_code ignored;
+  for (const std::string& name : NamesIn(run_path)) {
+    if (name.ends_with(kUnfinished)) fs::remove_all(run_path + "/" + name, ignored);
+  }
+}
+
+// Deletes the checkpoints that the manifest does not name. What cannot be deleted now is tried
+// again at the next save: it is no reason for this one to fail.
+void RemoveUnnamed(const std::string& run_path, const v1::CheckpointManifest& manifest) {
+  std::error_code ignored;
+  for (const std::string& name : NamesIn(run_path)) {
+    if (RoundOf(name) && !Names(manifest, name)) fs::remove_all(run_path + "/" + name, ignored);
+  }
+}
+
+absl::Status CheckState(const v1::CheckpointState& state, const aggregation::ModelLayout& layout) {
+  const auto described = aggregation::ModelLayout::FromProto(state.layout());
+  if (described.ok() && (*described)->hash() == layout.hash()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "checkpoint of round ", state.round(), ": its state describes another model: ",
+      described.ok() ? (*described)->DescribeDifference(layout) : Text(described.status())));
+}
+
+// The open lock file of a run, its lock held; its content is the holder's pid, for the message
+// only.
+absl::StatusOr<int> TakeLock(const std::string& run_path) {
+  const std::string path = run_path + "/LOCK";
+  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  if (fd < 0) return FileError("open", path);
+  if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+    const auto holder = ReadWhole(path);
+    close(fd);
+    return absl::FailedPreconditionError(
+        absl::StrCat(run_path, " is held by process ", holder.ok() ? *holder : "?",
+                     "; stop it, or give this run another [run] name"));
+  }
+  const std::string pid = absl::StrCat(getpid());
+  if (ftruncate(fd, 0) != 0 || pwrite(fd, pid.data(), pid.size(), 0) < 0) {
+    const absl::Status status = FileError("write", path);
+    close(fd);
+    return status;
+  }
+  return fd;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CheckpointStore>> CheckpointStore::Open(const Options& options) {
+  const std::string& run = options.run;
+  if (run.empty() || run == "." || run == ".." || run.find('/') != std::string::npos) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "run name \"", run, "\" cannot name a directory; use letters, digits and '-'"));
+  }
   auto store = std::unique_ptr<CheckpointStore>(new CheckpointStore());
   store->options_ = options;
-  store->path_ = options.directory + "/" + options.run;
+  store->path_ = options.directory + "/" + run;
   std::error_code error;
   fs::create_directories(store->path_, error);
   if (error) {
     return absl::PermissionDeniedError(
         absl::StrCat("cannot create [checkpoint] directory ", store->path_, ": ", error.message()));
   }
-  const std::string lock_path = store->path_ + "/LOCK";
-  store->lock_fd_ = open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  if (store->lock_fd_ < 0) return FileError("open", lock_path);
-  if (flock(store->lock_fd_, LOCK_EX | LOCK_NB) != 0) {
-    const auto holder = ReadWhole(lock_path);
-    return absl::FailedPreconditionError(
-        absl::StrCat("run \"", options.run, "\" in ", options.directory, " is held by process ",
-                     holder.ok() ? *holder : "?", "; stop it, or give this run another name"));
-  }
-  const std::string pid = std::to_string(getpid());
-  // The lock itself is the kernel's; the pid is only for the message above.
-  if (ftruncate(store->lock_fd_, 0) != 0 ||
-      pwrite(store->lock_fd_, pid.data(), pid.size(), 0) < 0) {
-    return FileError("write", lock_path);
-  }
-  for (const auto& entry : fs::directory_iterator(store->path_, error)) {
-    if (entry.path().string().ends_with(kUnfinished)) fs::remove_all(entry.path(), error);
-  }
-  if (auto manifest = ReadManifest(store->path_); manifest.ok())
-    store->manifest_ = *std::move(manifest);
+  RETURN_IF_ERROR(SyncDirectory(options.directory));
+  ASSIGN_OR_RETURN(store->lock_fd_, TakeLock(store->path_));
+  RemoveUnfinished(store->path_);
+  auto manifest = ReadManifest(store->path_);
+  store->manifest_ = manifest.ok() ? *std::move(manifest) : Scan(store->path_);
   return store;
 }
 
@@ -185,48 +279,40 @@ CheckpointStore::~CheckpointStore() {
 absl::Status CheckpointStore::Save(const v1::CheckpointState& state,
                                    const aggregation::ModelLayout& layout,
                                    std::span<const uint8_t> model) {
-  const std::string name = DirectoryName(state.round());
-  const std::string final_path = path_ + "/" + name;
-  const std::string fresh = final_path + kUnfinished;
-  std::error_code error;
-  fs::remove_all(fresh, error);
-  fs::create_directories(fresh, error);
-  if (error)
-    return absl::UnavailableError(absl::StrCat("cannot create ", fresh, ": ", error.message()));
-  RETURN_IF_ERROR(
-      models::WriteSafetensors(fresh + "/" + kModelFile, layout, model,
-                               {{"run", state.run()}, {"round", std::to_string(state.round())}}));
-  const std::string state_bytes = state.SerializeAsString();
-  RETURN_IF_ERROR(WriteFile(fresh + "/" + kStateFile, state_bytes));
-  ASSIGN_OR_RETURN(const std::string model_hash, HashFile(fresh + "/" + kModelFile));
-  RETURN_IF_ERROR(SyncDirectory(fresh));
-  fs::remove_all(final_path, error);  // a damaged one of the same round, from an earlier life
-  if (rename(fresh.c_str(), final_path.c_str()) != 0) return FileError("rename to", final_path);
-
-  v1::CheckpointManifest manifest;
+  RETURN_IF_ERROR(CheckState(state, layout));
+  v1::CheckpointManifest manifest = manifest_;
   manifest.set_format(1);
-  for (const auto& entry : manifest_.entries()) {
-    if (entry.round() < state.round()) *manifest.add_entries() = entry;
+  std::string name = DirectoryName(state.round());
+  if (!manifest.entries().empty()) {
+    const auto& newest = *manifest.entries().rbegin();
+    if (newest.round() > state.round()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "checkpoint of round ", state.round(), " would go behind that of round ", newest.round(),
+          " in ", path_, "; load that one first, or give the run another name"));
+    }
+    if (newest.directory() == name) name += kOther;
+    if (newest.round() == state.round()) manifest.mutable_entries()->RemoveLast();
   }
-  auto* entry = manifest.add_entries();
-  entry->set_round(state.round());
-  entry->set_directory(name);
-  entry->set_model_file_sha256(model_hash);
-  entry->set_state_file_sha256(
-      Sha256Of({reinterpret_cast<const uint8_t*>(state_bytes.data()), state_bytes.size()}));
-  std::vector<std::string> old;
-  while (manifest.entries_size() > std::max(options_.keep, 1)) {
-    old.push_back(manifest.entries(0).directory());
-    manifest.mutable_entries()->DeleteSubrange(0, 1);
-  }
-  const std::string manifest_path = path_ + "/" + kManifest;
-  RETURN_IF_ERROR(WriteFile(manifest_path + kUnfinished, manifest.SerializeAsString()));
-  if (rename((manifest_path + kUnfinished).c_str(), manifest_path.c_str()) != 0) {
-    return FileError("rename to", manifest_path);
-  }
+
+  const std::string unfinished = path_ + "/" + name + kUnfinished;
+  const std::string path = path_ + "/" + name;
+  // On a full disk, what was written so far must not keep the space.
+  absl::Cleanup remove_rest = [&] { RemoveUnfinished(path_); };
+  ASSIGN_OR_RETURN(v1::CheckpointManifest::Entry entry,
+                   WriteDirectory(unfinished, state, layout, model));
+  std::error_code ignored;
+  fs::remove_all(path, ignored);  // damaged or never named: from an earlier life
+  if (rename(unfinished.c_str(), path.c_str()) != 0) return FileError("rename to", path);
+  // Before the manifest names it: its rename might reach the disk first.
   RETURN_IF_ERROR(SyncDirectory(path_));
+
+  entry.set_directory(name);
+  *manifest.add_entries() = std::move(entry);
+  const int excess = manifest.entries_size() - std::max(options_.keep, 1);
+  if (excess > 0) manifest.mutable_entries()->DeleteSubrange(0, excess);
+  RETURN_IF_ERROR(WriteManifest(path_, manifest));
   manifest_ = std::move(manifest);
-  for (const std::string& directory : old) fs::remove_all(path_ + "/" + directory, error);
+  RemoveUnnamed(path_, manifest_);
   return absl::OkStatus();
 }
 
@@ -241,14 +327,20 @@ absl::StatusOr<Checkpoint> CheckpointStore::Load(std::vector<std::string>* warni
         absl::StrCat(Text(manifest.status()), "; the checkpoints beside it are tried"));
     manifest = std::move(scanned);
   }
-  for (int i = manifest->entries_size() - 1; i >= 0; --i) {
-    auto checkpoint = LoadEntry(path_, manifest->entries(i));
-    if (checkpoint.ok()) return checkpoint;
-    warnings->push_back(absl::StrCat("checkpoint of round ", manifest->entries(i).round(),
-                                     " is passed over: ", checkpoint.status().message()));
-  }
-  if (manifest->entries().empty())
+  if (manifest->entries().empty()) {
     return absl::NotFoundError(absl::StrCat("no checkpoint in ", path_));
+  }
+  while (!manifest->entries().empty()) {
+    const auto& entry = *manifest->entries().rbegin();
+    auto checkpoint = LoadEntry(path_, entry);
+    if (checkpoint.ok()) {
+      manifest_ = *std::move(manifest);  // rounds after this one are abandoned
+      return checkpoint;
+    }
+    warnings->push_back(absl::StrCat("checkpoint of round ", entry.round(),
+                                     " is passed over: ", checkpoint.status().message()));
+    manifest->mutable_entries()->RemoveLast();
+  }
   return absl::DataLossError(
       absl::StrCat("no checkpoint in ", path_, " can be read; move it away to start afresh"));
 }
