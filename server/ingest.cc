@@ -140,6 +140,7 @@ void Collector::UploadStart(const std::shared_ptr<Upload>& upload) {
   if (first_upload_ == absl::ZeroDuration()) first_upload_ = loop_->Now();
   const Admission admission = machine_->Offer(header.id(), header.epoch(), header.round(),
                                               header.weight(), {}, loop_->Now());
+  Rearm();  // a refused offer is an answer, and may be the last that the round waits for
   switch (admission.verdict) {
     case Verdict::kAdmit:
       break;
@@ -298,6 +299,7 @@ void Collector::PartialStart(const std::shared_ptr<IncomingPartial>& partial) {
                       static_cast<int64_t>(header.weight()), contributors, loop_->Now());
   if (admission.verdict != Verdict::kAdmit) {
     drop(admission.message);
+    Rearm();
     return;
   }
   if (tickets_.contains(admission.replaces)) EndTicket(admission.replaces);
