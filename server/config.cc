@@ -99,6 +99,12 @@ void ReadNodeSections(TomlReader& toml, Config* c) {
                  absl::StrCat("[limits] inflight_bytes = ", l.inflight_bytes,
                               " is too little: at least 65536"));
   }
+  if (toml.ReadBytes("limits", "stream_window_bytes", &l.stream_window_bytes)) {
+    toml.Require(l.stream_window_bytes >= 1 << 16 && l.stream_window_bytes <= 1 << 24, "limits",
+                 "stream_window_bytes",
+                 absl::StrCat("[limits] stream_window_bytes = ", l.stream_window_bytes,
+                              " is out of range: 64KiB to 16MiB"));
+  }
   ReadIn(toml, "limits", "fold_workers", &l.fold_workers, 0, 256);
   ReadIn(toml, "limits", "max_sessions", &l.max_sessions, 1, 1e6);
   ReadIn(toml, "limits", "session_timeout_s", &l.session_timeout_s, 1, 86400);

@@ -40,9 +40,10 @@ absl::Status NodeBase::OpenPorts() {
   if (!tier.ok()) return Annotate(tier.status(), at("transport.listen"));
   tier_ = *std::move(tier);
   collector_->AttachTier(tier_.get());
-  auto door =
-      FrontDoor::Start({.listen = config.node.listen, .max_sessions = config.limits.max_sessions},
-                       collector_.get(), collector_->shelf());
+  auto door = FrontDoor::Start({.listen = config.node.listen,
+                                .max_sessions = config.limits.max_sessions,
+                                .stream_window_bytes = config.limits.stream_window_bytes},
+                               collector_.get(), collector_->shelf());
   if (!door.ok()) return Annotate(door.status(), at("node.listen"));
   door_ = *std::move(door);
   collector_->AttachDoor(door_.get());
@@ -92,6 +93,7 @@ void NodeBase::Publish(RoundReport report) {
 }
 
 absl::StatusOr<std::unique_ptr<Node>> Node::Create(Options options) {
+  PrepareGrpc();
   return options.config.is_root() ? CreateRoot(std::move(options)) : CreateRack(std::move(options));
 }
 
