@@ -42,6 +42,7 @@ struct SendersOptions {
   std::vector<std::string> endpoints;  // client i joins endpoint i mod n
   uint32_t first = 0;
   uint32_t count = 1;
+  uint32_t joins_per_s = 0;  // clients start at this pace; 0: all at once
   std::string model;
   std::string codec;
 };

@@ -58,6 +58,7 @@ struct Bench {
     c->add_option("--endpoint", senders.endpoints)->required();
     c->add_option("--first", senders.first);
     c->add_option("--count", senders.count);
+    c->add_option("--joins-per-s", senders.joins_per_s);
     c->add_option("--model", senders.model);
     c->add_option("--codec", senders.codec);
     c->callback([this, code] { *code = bench::Senders(senders); });
