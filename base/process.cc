@@ -29,6 +29,7 @@ absl::StatusOr<Process> Process::Start(const std::vector<std::string>& argv,
   int fds[2] = {-1, -1};
   if (options.pipe_stdout && pipe2(fds, O_CLOEXEC) != 0) return absl::InternalError("no pipe");
   std::vector<char*> args;
+  args.reserve(argv.size() + 1);
   for (const std::string& arg : argv) args.push_back(const_cast<char*>(arg.c_str()));
   args.push_back(nullptr);
   int log = -1;
