@@ -77,8 +77,10 @@ struct AggregationConfig {    // [aggregation]
   uint64_t max_round_weight = 1 << 20;  // W_max: examples in a round
   uint64_t max_client_weight = 1 << 20;
   bool fractional_weights = false;
-  std::map<std::string, std::string> policies;  // [aggregation.policies] tensor name (or prefix*) =
-                                                // "mean" | "sum" | "max" | "first" | "skip"
+  std::map<std::string, std::string>
+      policies;  // [aggregation.policies] tensor name (or prefix*) =
+                 // "mean" | "sum" | "max" | "first" | "skip"; a name
+                 // goes before a prefix, a longer one before a shorter
 };
 
 struct CohortConfig {    // [cohort]
@@ -102,7 +104,8 @@ struct CheckpointConfig {  // [checkpoint]
   int keep = 3;            // 1..1000
 };
 
-struct TrainingConfig {  // [training]: hyperparameters handed to clients; all numbers
+// [training]: hyperparameters handed to clients; ranges: aggregation/hyperparameters.h
+struct TrainingConfig {
   std::map<std::string, double> values = {{"lr", 0.05},        {"momentum", 0},
                                           {"weight_decay", 0}, {"local_epochs", 1},
                                           {"batch_size", 32},  {"mu", 0}};
@@ -131,7 +134,7 @@ struct Config {
 // Reads and checks a file. INVALID_ARGUMENT with every finding, one a line, as
 //   configs/global.toml:12:3: unknown key "quorom" in [straggler]; did you mean "quorum"?
 // NOT_FOUND where the file is not there. Relative paths in it are relative to the working
-// directory.
+// directory. Of a model's file the header is read, to hold policies and limits against its tensors.
 absl::StatusOr<Config> LoadConfig(const std::string& path);
 absl::StatusOr<Config> ParseConfig(const std::string& text, const std::string& path_for_messages);
 

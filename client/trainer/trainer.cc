@@ -133,9 +133,7 @@ absl::StatusOr<TrainResult> TorchTrainer::TrainOn(Network& network, const TrainT
   ASSIGN_OR_RETURN(const double loss,
                    TrainLocally(&network, data_.train, data_.format, how, order, cancelled));
   TrainResult result;
-  // In the grid's units: whole examples, or 65,536ths of one.
-  result.weight = static_cast<int64_t>(data_.train.size())
-                  << std::min(task.spec.grid().weight_fraction_bits(), 16u);
+  result.weight = static_cast<double>(data_.train.size());
   TakeDeltas(task, match, network, &result);
   result.metrics.push_back(MakeMetric("loss", loss, data_.train.size()));
   return result;

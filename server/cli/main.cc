@@ -1,8 +1,12 @@
 // `tributary`: the aggregator and its tools.
 #include <CLI/CLI.hpp>
+#include <string_view>
 
+#include "base/early_signals.h"
 #include "bench/commands.h"
 #include "server/cli/commands.h"
+
+TRIBUTARY_HOLD_END_SIGNALS_FROM_THE_START;
 
 namespace {
 
@@ -69,6 +73,9 @@ struct Bench {
 
 int main(int argc, char** argv) {
   using namespace tributary::cli;
+  // Those two wait for the signals and end in order; all else just ends.
+  const std::string_view command = argc > 1 ? argv[1] : "";
+  if (command != "serve" && command != "demo") tributary::ReleaseEndSignals();
   CLI::App app("Tributary: hierarchical federated-learning aggregation");
   app.require_subcommand(1);
   int code = 0;
@@ -81,7 +88,8 @@ int main(int argc, char** argv) {
   serve_command->callback([&] { code = Serve(serve); });
 
   std::vector<std::string> files;
-  auto* check_command = app.add_subcommand("check", "check config files without starting");
+  auto* check_command =
+      app.add_subcommand("check", "check aggregators' config files without starting");
   check_command->add_option("files", files, "config files")->required();
   check_command->callback([&] { code = Check(files); });
 
