@@ -9,31 +9,29 @@
 #include <system_error>
 #include <utility>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 
 namespace tributary::transport::tcp {
 
-using internal::ControlType;
 using internal::Deadline;
 
 namespace {
 
-internal::LinkState::Config StateConfig(const ReadySockets& sockets, const LinkOptions& options) {
-  return {.peer = absl::StrCat("peer \"", absl::Utf8SafeCHexEscape(sockets.theirs.name()), "\" (",
-                               PeerText(sockets.control.get()), ")"),
+internal::LinkState::Config StateConfig(const internal::ReadySockets& sockets,
+                                        const LinkOptions& options) {
+  return {.peer = sockets.hellos.PeerName(PeerText(sockets.control.get())),
           .chunk_bytes = options.chunk_bytes,
           .send_slots = options.slots,
           .receive_slots = options.slots,
-          .our_epoch = sockets.ours.epoch(),
-          .peer_epoch = sockets.theirs.epoch(),
-          .peer_slots = sockets.theirs.slots()};
+          .our_epoch = sockets.hellos.ours.epoch(),
+          .peer_epoch = sockets.hellos.theirs.epoch(),
+          .peer_slots = sockets.hellos.theirs.slots()};
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Link>> TcpCore::Start(ReadySockets sockets,
+absl::StatusOr<std::unique_ptr<Link>> TcpCore::Start(internal::ReadySockets sockets,
                                                      const LinkOptions& options) {
   ASSIGN_OR_RETURN(internal::Arena arena,
                    internal::Arena::Map(options.chunk_bytes, 2 * options.slots));
@@ -43,6 +41,7 @@ absl::StatusOr<std::unique_ptr<Link>> TcpCore::Start(ReadySockets sockets,
     ASSIGN_OR_RETURN(Waker wake, Waker::Create());
     lane_wakes.push_back(std::move(wake));
   }
+  SetLinkOptions(sockets.control.get(), options.heartbeat * options.heartbeats_missed);
   std::vector<Fd> fds = std::move(sockets.lanes);
   auto* core = new TcpCore(std::move(sockets), options, std::move(arena), std::move(control_wake));
   auto link = std::make_unique<internal::CoreLink>(core);
@@ -54,12 +53,11 @@ absl::StatusOr<std::unique_ptr<Link>> TcpCore::Start(ReadySockets sockets,
     SetLinkOptions(lane->fd.get(), options.progress_timeout);
     core->lanes_.push_back(std::move(lane));
   }
-  SetLinkOptions(core->control_.get(), options.heartbeat * options.heartbeats_missed);
   try {
     for (auto& lane : core->lanes_) {
       lane->thread = std::thread([core, at = lane.get()] { core->RunLane(*at); });
     }
-    core->control_thread_ = std::thread([core] { core->RunControl(); });
+    core->StartControl();
   } catch (const std::system_error& error) {  // the link's end joins those that run
     return absl::ResourceExhaustedError(
         absl::StrCat("cannot start a link's threads: ", error.what()));
@@ -67,18 +65,11 @@ absl::StatusOr<std::unique_ptr<Link>> TcpCore::Start(ReadySockets sockets,
   return link;
 }
 
-TcpCore::TcpCore(ReadySockets sockets, const LinkOptions& options, internal::Arena arena,
+TcpCore::TcpCore(internal::ReadySockets sockets, const LinkOptions& options, internal::Arena arena,
                  Waker waker)
-    : options_(options),
-      theirs_(sockets.theirs),
-      arena_(std::move(arena)),
-      silence_limit_(absl::ToChronoNanoseconds(
-          std::max(options.heartbeat, absl::Milliseconds(sockets.theirs.heartbeat_ms())) *
-          options.heartbeats_missed)),
-      state_(StateConfig(sockets, options)),
-      heard_ns_(Clock::now().time_since_epoch().count()),
-      control_(std::move(sockets.control)),
-      control_wake_(std::move(waker)) {}
+    : ControlledCore(options, sockets.hellos.theirs, std::move(sockets.control), std::move(waker),
+                     StateConfig(sockets, options)),
+      arena_(std::move(arena)) {}
 
 Chunk TcpCore::Lend(uint32_t slot) {
   Ref();
@@ -146,53 +137,12 @@ void TcpCore::Return(uint32_t slot) {
   Unref();
 }
 
-bool TcpCore::OrderlyEnd() const { return state_.closed() && state_.peer_done(); }
-
-absl::Status TcpCore::Close(absl::Time deadline) {
-  const Deadline until = Deadline::FromWallClock(deadline);
-  std::unique_lock lock(mutex_);
-  state_.StartClosing();
-  can_send_.notify_all();
-  const bool flushed =
-      until.Wait(can_send_, lock, [this] { return state_.failed() || state_.flushed(); });
-  if (flushed && !state_.failed() && !goodbye_sent_) {
-    goodbye_sent_ = true;
-    SendControl(ControlType::kGoodbye, state_.queued());
-  }
-  until.Wait(can_send_, lock, [this] { return state_.failed() || state_.closed(); });
-  if (state_.closed()) return absl::OkStatus();
-  if (state_.failed()) {
-    // The peer left in order and nothing of ours was on its way: there is nothing to be sorry for.
-    if (peer_gone_ && state_.peer_done() && state_.queued() == 0) return absl::OkStatus();
-    return state_.error();
-  }
-  return state_.CloseTimeout();
-}
-
-void TcpCore::Fail(absl::Status error, bool local, bool tell) {
-  const std::string text(error.message());
-  const bool first = state_.Fail(std::move(error), local);
-  if (first && tell && !peer_gone_) SendControl(ControlType::kCancel, 0, 0, text);
-  can_send_.notify_all();
-  can_receive_.notify_all();
-  // The control thread cuts the sockets once the farewell is out.
-  control_wake_.Wake();
+void TcpCore::WakeBackend() {
   for (auto& lane : lanes_) lane->wake.Wake();
 }
 
-void TcpCore::FailUnlocked(absl::Status error, bool tell) {
-  std::lock_guard lock(mutex_);
-  Fail(std::move(error), /*local=*/false, tell);
-}
-
-void TcpCore::Cancel(const std::string& why) {
-  std::lock_guard lock(mutex_);
-  Fail(absl::CancelledError(why), /*local=*/true, /*tell=*/true);
-}
-
-absl::Status TcpCore::status() const {
-  std::lock_guard lock(mutex_);
-  return state_.error();
+void TcpCore::CutData() {
+  for (auto& lane : lanes_) shutdown(lane->fd.get(), SHUT_RDWR);
 }
 
 LinkStats TcpCore::stats() const {
@@ -212,17 +162,11 @@ LinkStats TcpCore::stats() const {
 }
 
 void TcpCore::Shutdown() {
-  {
-    std::lock_guard lock(mutex_);
-    const bool orderly = OrderlyEnd();
-    Fail(absl::CancelledError("the link was destroyed"), /*local=*/true, /*tell=*/!orderly);
-  }
+  BeginShutdown();
   for (auto& lane : lanes_) {
     if (lane->thread.joinable()) lane->thread.join();
   }
-  if (control_thread_.joinable()) control_thread_.join();
-  // Not earlier: a lease that outlives the link keeps the memory, not the connection.
-  control_ = Fd();
+  EndShutdown();
   for (auto& lane : lanes_) lane->fd = Fd();
 }
 

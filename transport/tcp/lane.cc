@@ -93,7 +93,7 @@ TcpCore::Moved TcpCore::ReceiveSome(Lane& lane) {
     LaneEnded(lane, n == 0 ? 0 : errno);
     return Moved::kEnded;
   }
-  heard_ns_.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
+  HeardOfPeer();
   if (in_header) {
     in.header_done += static_cast<size_t>(n);
     return in.header_done == ChunkHeader::kBytes ? ReceiveHeader(lane) : Moved::kSome;
@@ -193,11 +193,8 @@ bool TcpCore::SleepLane(Lane& lane) {
 // The socket ended. The reason, if there is one, comes on the control socket: it is given a moment.
 void TcpCore::LaneEnded(Lane& lane, int error) {
   std::lock_guard lock(mutex_);
-  if (state_.failed() || reason_until_.has_value()) return;
-  lane_ended_ = absl::StrCat(state_.peer(), ", lane ", lane.index, ": the data connection ended",
-                             error == 0 ? "" : absl::StrCat(" (", std::strerror(error), ")"));
-  reason_until_ = Clock::now() + std::chrono::milliseconds(250);
-  control_wake_.Wake();
+  DataEnded(absl::StrCat(state_.peer(), ", lane ", lane.index, ": the data connection ended",
+                         error == 0 ? "" : absl::StrCat(" (", std::strerror(error), ")")));
 }
 
 }  // namespace tributary::transport::tcp

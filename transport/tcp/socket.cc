@@ -1,4 +1,4 @@
-// POSIX socket helpers.
+// TCP socket helpers.
 #include "transport/tcp/socket.h"
 
 #include <arpa/inet.h>
@@ -7,8 +7,6 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -27,47 +25,7 @@ bool SameAddress(const SocketAddress& a, const SocketAddress& b) {
   return a.length == b.length && std::memcmp(&a.storage, &b.storage, a.length) == 0;
 }
 
-// Waits for `events`; false at the deadline.
-bool PollOne(int fd, short events, const Deadline& deadline) {
-  while (true) {
-    pollfd entry{.fd = fd, .events = events, .revents = 0};
-    const int n = poll(&entry, 1, deadline.PollMillis());
-    if (n > 0) return true;
-    if (n == 0 && deadline.Expired()) return false;
-  }
-}
-
 }  // namespace
-
-Fd::~Fd() {
-  if (fd_ >= 0) close(fd_);
-}
-
-absl::StatusOr<Waker> Waker::Create() {
-  Fd fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!fd.valid()) return ErrnoStatus("eventfd", errno);
-  return Waker(std::move(fd));
-}
-
-void Waker::Wake() const {
-  const uint64_t one = 1;
-  // Only a full counter can fail, and then the poll ends anyway.
-  [[maybe_unused]] const ssize_t n = write(fd_.get(), &one, sizeof(one));
-}
-
-void Waker::Clear() const {
-  uint64_t count = 0;
-  [[maybe_unused]] const ssize_t n = read(fd_.get(), &count, sizeof(count));
-}
-
-absl::Status ErrnoStatus(absl::string_view what, int error) {
-  const std::string message = absl::StrCat(what, ": ", std::strerror(error));
-  if (error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat(message, "; raise the limit on open files or free memory"));
-  }
-  return absl::UnavailableError(message);
-}
 
 absl::StatusOr<std::vector<SocketAddress>> Resolve(const std::string& address, bool to_listen) {
   const size_t colon = address.rfind(':');
@@ -148,7 +106,7 @@ absl::StatusOr<Fd> ConnectTo(const SocketAddress& address, const Deadline& deadl
   const std::string where = absl::StrCat("cannot connect to ", ToText(address));
   if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.length) != 0) {
     if (errno != EINPROGRESS) return ErrnoStatus(where, errno);
-    if (!PollOne(fd.get(), POLLOUT, deadline)) {
+    if (!internal::PollOne(fd.get(), POLLOUT, deadline)) {
       return absl::DeadlineExceededError(absl::StrCat(where, ": no answer in time"));
     }
     int error = 0;
@@ -179,38 +137,6 @@ void SetLinkOptions(int fd, absl::Duration user_timeout) {
 absl::Status SetBlocking(int fd) {
   const int flags = fcntl(fd, F_GETFL);
   if (flags < 0 || fcntl(fd, F_SETFL, flags & ~O_NONBLOCK) != 0) return ErrnoStatus("fcntl", errno);
-  return absl::OkStatus();
-}
-
-absl::Status WriteAll(int fd, absl::string_view bytes, const Deadline& deadline) {
-  while (!bytes.empty()) {
-    const ssize_t n = send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
-    if (n > 0) {
-      bytes.remove_prefix(static_cast<size_t>(n));
-    } else if (n < 0 && errno != EAGAIN && errno != EINTR) {
-      return ErrnoStatus("sending the link hello", errno);
-    } else if (!PollOne(fd, POLLOUT, deadline)) {
-      return absl::DeadlineExceededError("the peer did not take the link hello in time");
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status ReadAll(int fd, uint8_t* to, size_t bytes, const Deadline& deadline) {
-  while (bytes > 0) {
-    const ssize_t n = recv(fd, to, bytes, 0);
-    if (n > 0) {
-      to += n;
-      bytes -= static_cast<size_t>(n);
-    } else if (n == 0) {
-      return absl::UnavailableError(
-          "the peer closed the connection instead of answering the hello");
-    } else if (errno != EAGAIN && errno != EINTR) {
-      return ErrnoStatus("waiting for the answer to the link hello", errno);
-    } else if (!PollOne(fd, POLLIN, deadline)) {
-      return absl::DeadlineExceededError("the peer did not answer the link hello in time");
-    }
-  }
   return absl::OkStatus();
 }
 
