@@ -27,6 +27,7 @@ class Conformance : public ::testing::TestWithParam<std::string> {
   void SetUp() override {
     if (GetParam() == "tcp") harness_ = MakeTcpHarness();
     if (GetParam() == "decorated") harness_ = MakeDecoratedTcpHarness();
+    if (GetParam() == "shm") harness_ = MakeShmHarness();
     if (GetParam() == "sim") harness_ = MakeSimHarness();
   }
 
@@ -380,7 +381,7 @@ TEST_P(Conformance, LinksOutliveTheirListenerAndFollowOneAnother) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Fabrics, Conformance, ::testing::Values("tcp", "sim", "decorated"),
+INSTANTIATE_TEST_SUITE_P(Fabrics, Conformance, ::testing::Values("tcp", "shm", "sim", "decorated"),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

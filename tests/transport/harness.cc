@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "transport/faults.h"
+#include "transport/shm.h"
 #include "transport/sim.h"
 #include "transport/tcp.h"
 
@@ -61,6 +62,22 @@ class TcpHarness final : public Harness {
   std::string nobody_;
 };
 
+class ShmHarness final : public Harness {
+ public:
+  Fabric& server() override { return *fabric_; }
+  Fabric& client() override { return *fabric_; }
+  std::string listen_address() const override { return "@"; }
+  std::string nobody() const override { return "@tributary-test-nobody-listens-here"; }
+  absl::Time In(absl::Duration wait) const override { return absl::Now() + wait; }
+  std::unique_ptr<TestThread> Spawn(std::function<void()> body) override {
+    return std::make_unique<PlainThread>(std::move(body));
+  }
+  std::string transport() const override { return "shm"; }
+
+ private:
+  const std::unique_ptr<Fabric> fabric_ = MakeShmFabric();
+};
+
 class SimTestThread final : public TestThread {
  public:
   explicit SimTestThread(std::unique_ptr<SimNetwork::Thread> thread) : thread_(std::move(thread)) {}
@@ -97,6 +114,7 @@ class SimHarness final : public Harness {
 
 std::unique_ptr<Harness> MakeTcpHarness() { return std::make_unique<TcpHarness>(false); }
 std::unique_ptr<Harness> MakeDecoratedTcpHarness() { return std::make_unique<TcpHarness>(true); }
+std::unique_ptr<Harness> MakeShmHarness() { return std::make_unique<ShmHarness>(); }
 std::unique_ptr<Harness> MakeSimHarness() { return std::make_unique<SimHarness>(); }
 
 }  // namespace tributary::transport
