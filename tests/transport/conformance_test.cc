@@ -28,6 +28,7 @@ class Conformance : public ::testing::TestWithParam<std::string> {
     if (GetParam() == "tcp") harness_ = MakeTcpHarness();
     if (GetParam() == "decorated") harness_ = MakeDecoratedTcpHarness();
     if (GetParam() == "shm") harness_ = MakeShmHarness();
+    if (GetParam() == "auto") harness_ = MakeAutoHarness();
     if (GetParam() == "sim") harness_ = MakeSimHarness();
   }
 
@@ -381,7 +382,8 @@ TEST_P(Conformance, LinksOutliveTheirListenerAndFollowOneAnother) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Fabrics, Conformance, ::testing::Values("tcp", "shm", "sim", "decorated"),
+INSTANTIATE_TEST_SUITE_P(Fabrics, Conformance,
+                         ::testing::Values("tcp", "shm", "auto", "sim", "decorated"),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

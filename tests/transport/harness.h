@@ -39,6 +39,7 @@ class Harness {
 std::unique_ptr<Harness> MakeTcpHarness();
 std::unique_ptr<Harness> MakeDecoratedTcpHarness();
 std::unique_ptr<Harness> MakeShmHarness();
+std::unique_ptr<Harness> MakeAutoHarness();
 std::unique_ptr<Harness> MakeSimHarness();
 
 // Options small enough for thousands of chunks a second under a sanitizer.
