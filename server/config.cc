@@ -12,6 +12,7 @@
 #include "base/toml_reader.h"
 #include "compression/codec.h"
 #include "models/builtin.h"
+#include "server/fabrics.h"
 
 namespace tributary::server {
 namespace {
@@ -80,8 +81,7 @@ void ReadNode(TomlReader& toml, Config* c) {
 }
 
 void ReadTransport(TomlReader& toml, TransportConfig* t) {
-  ReadOneOf(toml, "transport", "kind", &t->kind, {"tcp"},
-            " (shm, roce, auto and grpc are not in this build)");
+  ReadOneOf(toml, "transport", "kind", &t->kind, TransportKinds());
   toml.Read("transport", "listen", &t->listen);
   CheckHostPort(toml, "transport", "listen", t->listen);
   if (toml.Read("transport", "advertise", &t->advertise))
