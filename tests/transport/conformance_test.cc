@@ -319,7 +319,7 @@ TEST_P(Conformance, SlotsOfDifferentSizeAreRefusedWithBothSizes) {
   EXPECT_EQ(link.status().code(), absl::StatusCode::kFailedPrecondition) << link.status();
   EXPECT_THAT(std::string(link.status().message()), HasSubstr("1000"));
   EXPECT_THAT(std::string(link.status().message()), HasSubstr("65536"));
-  EXPECT_EQ((*listener)->refused(), 1u);
+  EXPECT_GE((*listener)->refused(), 1u);  // auto asks on each of its transports
 }
 
 TEST_P(Conformance, OptionsOutOfRangeAreRefusedByName) {

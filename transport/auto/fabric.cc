@@ -140,6 +140,7 @@ class AutoFabric final : public Fabric {
     std::vector<AutoOffer> ours;
     for (const AutoCandidate& candidate : candidates_) ours.push_back(Offer(candidate));
     std::vector<std::string> reasons;
+    absl::Status first;  // what the best candidate that was tried said
     for (const AutoVerdict& verdict : RankOffers(ours, theirs, Fits())) {
       if (!verdict.fits.ok()) {
         reasons.push_back(absl::StrCat(verdict.kind, ": ", verdict.fits.message()));
@@ -159,10 +160,12 @@ class AutoFabric final : public Fabric {
         Say(*Find(verdict.kind), at, RankOffers(ours, theirs, Fits()), reasons);
         return link;
       }
+      if (first.ok()) first = link.status();
       reasons.push_back(absl::StrCat(verdict.kind, ": ", link.status().message()));
     }
-    return absl::UnavailableError(absl::StrCat(
-        "link to ", address, ": no transport reaches the peer: ", absl::StrJoin(reasons, "; ")));
+    const absl::StatusCode code = first.ok() ? absl::StatusCode::kUnavailable : first.code();
+    return absl::Status(code, absl::StrCat("link to ", address, ": no transport reaches the peer: ",
+                                           absl::StrJoin(reasons, "; ")));
   }
 
  private:

@@ -148,6 +148,8 @@ ControlledCore::Clock::time_point ControlledCore::NextLook(Clock::time_point nex
   // Ended in order: nothing comes any more, wait to be stopped.
   if (peer_gone_) return Clock::time_point::max();
   Clock::time_point until = next_beat;
+  if (const auto every = TickEvery(); every.count() > 0)
+    until = std::min(until, last_tick_ + every);
   if (reason_until_.has_value()) until = std::min(until, *reason_until_);
   if (OrderlyEnd()) return until;
   const Clock::time_point heard(
@@ -185,6 +187,7 @@ void ControlledCore::RunControl() {
     std::lock_guard lock(mutex_);
     if (peer_gone_ || state_.failed()) continue;
     FlushControl();
+    Tick(now);
     if (now < next_beat) continue;
     next_beat = now + beat;
     if (control_out_.empty()) {
@@ -192,6 +195,13 @@ void ControlledCore::RunControl() {
     }
   }
   Farewell();
+}
+
+void ControlledCore::Tick(Clock::time_point now) {
+  const auto every = TickEvery();
+  if (every.count() == 0 || now < last_tick_ + every) return;
+  last_tick_ = now;
+  OnTick();
 }
 
 // Reads all that is there; false when the socket ended.

@@ -59,6 +59,9 @@ class ControlledCore : public LinkCore {
   // The peer's last word is about to be judged (a goodbye, the end of its control socket): take in
   // whatever payload is here already. Called without the mutex, on the control thread.
   virtual void TakeInArrived() {}
+  // How often OnTick is called at least; 0: never.
+  virtual std::chrono::milliseconds TickEvery() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return {}; }
+  virtual void OnTick() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {}
   // The control socket is cut; cut the data path too. Called without the mutex.
   virtual void CutData() {}
 
@@ -95,6 +98,7 @@ class ControlledCore : public LinkCore {
   void RunControl();
   Clock::time_point NextLook(Clock::time_point next_beat, bool* listen, bool* write)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Tick(Clock::time_point now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool ReadControl();
   void HandleControl(const ControlMessage& message);
   void ControlEnded(const std::string& how);
@@ -114,7 +118,8 @@ class ControlledCore : public LinkCore {
   std::atomic<int64_t> heard_ns_;  // when anything last came from the peer, on Clock
   Fd control_;
   Waker control_wake_;
-  ControlReader control_in_;  // the control thread's
+  ControlReader control_in_;       // the control thread's
+  Clock::time_point last_tick_{};  // the control thread's
   std::thread control_thread_;
 };
 

@@ -80,6 +80,8 @@ class LinkState {
   void OnArrived(const SlotChunk& chunk);  // whole and checked
   // What Receive has to say now: a chunk, OUT_OF_RANGE or an error; nothing means wait.
   std::optional<absl::StatusOr<SlotChunk>> Receive();
+  // The number of the chunk that Receive hands out next.
+  uint64_t next() const { return next_; }
   void ReturnReceived(uint32_t slot);
   // A cumulative grant worth announcing now, marked as announced.
   std::optional<uint64_t> GrantDue();

@@ -36,6 +36,7 @@ absl::StatusOr<std::unique_ptr<Link>> TcpCore::Start(internal::ReadySockets sock
   ASSIGN_OR_RETURN(internal::Arena arena,
                    internal::Arena::Map(options.chunk_bytes, 2 * options.slots));
   ASSIGN_OR_RETURN(Waker control_wake, Waker::Create());
+  ASSIGN_OR_RETURN(Waker caller_wake, Waker::Create());
   std::vector<Waker> lane_wakes;
   for (size_t i = 0; i < sockets.lanes.size(); ++i) {
     ASSIGN_OR_RETURN(Waker wake, Waker::Create());
@@ -43,7 +44,8 @@ absl::StatusOr<std::unique_ptr<Link>> TcpCore::Start(internal::ReadySockets sock
   }
   SetLinkOptions(sockets.control.get(), options.heartbeat * options.heartbeats_missed);
   std::vector<Fd> fds = std::move(sockets.lanes);
-  auto* core = new TcpCore(std::move(sockets), options, std::move(arena), std::move(control_wake));
+  auto* core = new TcpCore(std::move(sockets), options, std::move(arena), std::move(control_wake),
+                           std::move(caller_wake));
   auto link = std::make_unique<internal::CoreLink>(core);
   for (size_t i = 0; i < fds.size(); ++i) {
     auto lane = std::make_unique<Lane>(std::move(lane_wakes[i]));
@@ -66,10 +68,11 @@ absl::StatusOr<std::unique_ptr<Link>> TcpCore::Start(internal::ReadySockets sock
 }
 
 TcpCore::TcpCore(internal::ReadySockets sockets, const LinkOptions& options, internal::Arena arena,
-                 Waker waker)
-    : ControlledCore(options, sockets.hellos.theirs, std::move(sockets.control), std::move(waker),
-                     StateConfig(sockets, options)),
-      arena_(std::move(arena)) {}
+                 Waker control_wake, Waker caller_wake)
+    : ControlledCore(options, sockets.hellos.theirs, std::move(sockets.control),
+                     std::move(control_wake), StateConfig(sockets, options)),
+      arena_(std::move(arena)),
+      caller_wake_(std::move(caller_wake)) {}
 
 Chunk TcpCore::Lend(uint32_t slot) {
   Ref();
@@ -99,7 +102,9 @@ absl::Status TcpCore::Send(Chunk chunk) {
   Release(chunk);
   Lane& lane = *lanes_[queued.sequence % lanes_.size()];
   lane.queue.push_back(queued);
-  if (lane.sleeping) {
+  if (queued.bytes <= kSmallChunk && lane.sender == Mover::kNobody) {
+    SendAsCaller(lane, lock);
+  } else if (lane.sleeping) {
     lane.sleeping = false;
     lane.wake.Wake();
   }
@@ -111,7 +116,16 @@ absl::StatusOr<Chunk> TcpCore::Receive(absl::Time deadline) {
   const Deadline until = Deadline::FromWallClock(deadline);
   std::unique_lock lock(mutex_);
   std::optional<absl::StatusOr<internal::SlotChunk>> got;
-  until.Wait(can_receive_, lock, [&] { return (got = state_.Receive()).has_value(); });
+  while (!(got = state_.Receive()).has_value() && !until.Expired()) {
+    Lane& lane = *lanes_[state_.next() % lanes_.size()];
+    if (MayReadAsCaller(lane)) {
+      ReadAsCaller(lane, until, lock);
+      continue;
+    }
+    ++waiting_;
+    until.WaitOnce(can_receive_, lock);
+    --waiting_;
+  }
   if (!got.has_value()) {
     return absl::DeadlineExceededError(absl::StrCat(state_.peer(), " sent no chunk in time"));
   }
