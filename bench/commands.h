@@ -48,6 +48,7 @@ struct TransportPeerOptions {
   uint32_t slots = 8;
   uint64_t bytes = 0;
   uint32_t rounds = 0;
+  int send_buffer = 0;
 };
 int TransportPeer(const TransportPeerOptions& options);
 

@@ -120,8 +120,8 @@ class Bench {
         "both sides; less is better");
     const auto each = [&](const char* name, const char* unit,
                           const std::function<double(const StreamResult&)>& of) {
-      Add(absl::StrCat(prefix, name, suffix), MedianOf<StreamResult>(link, of), unit, std::nullopt,
-          "");
+      Add(absl::StrCat(prefix, name, suffix), MedianOf<StreamResult>(link, of), unit,
+          MedianOf<StreamResult>(bare, of), "");
     };
     each("sender_cpu_s_per_gb", "s/GB", [](const auto& r) { return r.sender_cpu; });
     each("receiver_cpu_s_per_gb", "s/GB", [](const auto& r) { return r.receiver_cpu; });
@@ -131,6 +131,20 @@ class Bench {
       each("retransmits", "", [](const auto& r) { return static_cast<double>(r.retransmits); });
     }
     stream_ = stream;
+    return absl::OkStatus();
+  }
+
+  // How much of a tcp stream's lead over plain sockets is its send buffer: theirs bounded alike.
+  absl::Status BoundedSockets(Shape shape, const std::string& suffix) {
+    shape.send_buffer = 256 << 10;
+    std::vector<StreamResult> bare;
+    for (int i = 0; i < repetitions_; ++i) {
+      ASSIGN_OR_RETURN(const StreamResult b, SocketStream(shape));
+      bare.push_back(b);
+    }
+    Add("transport.tcp.stream_bounded" + suffix, stream_ / 1e9, "GB/s",
+        MedianOf<StreamResult>(bare, [](const auto& r) { return r.rate; }) / 1e9,
+        "the same stream; ceiling: plain sockets with the link's own send buffer of 256 KiB");
     return absl::OkStatus();
   }
 
@@ -215,6 +229,8 @@ absl::Status RunAll(const TransportOptions& options, Bench* bench) {
         if (i > 0) absl::StrAppend(&suffix, ".lanes_", lanes);
         RETURN_IF_ERROR(bench->Stream(shape, suffix));
         if (size == kFigureSize && i == 0) RETURN_IF_ERROR(bench->StreamFold(shape));
+        if (size == kFigureSize && kind == "tcp")
+          RETURN_IF_ERROR(bench->BoundedSockets(shape, suffix));
         if (i == 0) RETURN_IF_ERROR(bench->Ping(shape));
       }
     }

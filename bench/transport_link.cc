@@ -115,14 +115,28 @@ absl::StatusOr<PingResult> ParsePing(const std::string& report) {
 
 absl::StatusOr<Peer> Peer::Start(const std::string& what, const Shape& shape,
                                  const std::string& address) {
-  ASSIGN_OR_RETURN(
-      Process process,
-      Process::Start(
-          {SelfDirectory() + "/tributary", "bench", "transport-peer", "--what", what, "--kind",
-           shape.kind, "--address", address, "--size", std::to_string(shape.size), "--lanes",
-           std::to_string(shape.lanes), "--slots", std::to_string(shape.slots), "--bytes",
-           std::to_string(shape.bytes), "--rounds", std::to_string(shape.rounds)},
-          {.log_file = "", .pipe_stdout = true}));
+  ASSIGN_OR_RETURN(Process process, Process::Start({SelfDirectory() + "/tributary",
+                                                    "bench",
+                                                    "transport-peer",
+                                                    "--what",
+                                                    what,
+                                                    "--kind",
+                                                    shape.kind,
+                                                    "--address",
+                                                    address,
+                                                    "--size",
+                                                    std::to_string(shape.size),
+                                                    "--lanes",
+                                                    std::to_string(shape.lanes),
+                                                    "--slots",
+                                                    std::to_string(shape.slots),
+                                                    "--bytes",
+                                                    std::to_string(shape.bytes),
+                                                    "--rounds",
+                                                    std::to_string(shape.rounds),
+                                                    "--send-buffer",
+                                                    std::to_string(shape.send_buffer)},
+                                                   {.log_file = "", .pipe_stdout = true}));
   return Peer(std::move(process));
 }
 

@@ -101,6 +101,9 @@ absl::Status ConnectLanes(const TransportPeerOptions& options, Fds* fds) {
   for (uint32_t i = 0; i < options.lanes; ++i) {
     const int fd = fds->Add(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     const int one = 1;
+    if (options.send_buffer > 0) {
+      setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &options.send_buffer, sizeof(options.send_buffer));
+    }
     if (connect(fd, reinterpret_cast<const sockaddr*>(&there), sizeof(there)) != 0 ||
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)) != 0) {
       return Broke();

@@ -39,6 +39,7 @@ struct Shape {
   uint32_t slots = 8;
   uint64_t bytes = 0;   // streams
   uint32_t rounds = 0;  // round trips
+  int send_buffer = 0;  // of plain sockets; 0: as the kernel has it
 };
 
 // Receives a stream of chunks. `consume` is called with each (empty: they are dropped).

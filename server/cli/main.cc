@@ -96,6 +96,7 @@ struct Bench {
     p->add_option("--slots", peer.slots)->check(CLI::Range(1, 1024));
     p->add_option("--bytes", peer.bytes);
     p->add_option("--rounds", peer.rounds);
+    p->add_option("--send-buffer", peer.send_buffer);
     p->callback([this, code] { *code = bench::TransportPeer(peer); });
   }
 };

@@ -12,8 +12,8 @@ using internal::Deadline;
 void TcpCore::SendAsCaller(Lane& lane, std::unique_lock<std::mutex>& lock) {
   lane.sender = Mover::kCaller;
   lock.unlock();
-  Moved moved = Moved::kSome;
-  while (moved == Moved::kSome && NextOutgoing(lane, Mover::kCaller) && lane.out.has_value()) {
+  Moved moved = Moved::kMore;
+  while (moved == Moved::kMore && NextOutgoing(lane, Mover::kCaller) && lane.out.has_value()) {
     moved = SendSome(lane);
   }
   lock.lock();
@@ -30,7 +30,6 @@ void TcpCore::ReadAsCaller(Lane& lane, const Deadline& until, std::unique_lock<s
   lane.caller_inside = caller_inside_ = true;
   ++lane.visits;
   lock.unlock();
-  SetLowWater(lane);
   pollfd entries[2] = {{.fd = lane.fd.get(), .events = POLLIN, .revents = 0},
                        {.fd = caller_wake_.fd(), .events = POLLIN, .revents = 0}};
   poll(entries, 2, until.PollMillis());

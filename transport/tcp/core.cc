@@ -53,6 +53,7 @@ absl::StatusOr<std::unique_ptr<Link>> TcpCore::Start(internal::ReadySockets sock
     lane->in.next_sequence = i;
     lane->fd = std::move(fds[i]);
     SetLinkOptions(lane->fd.get(), options.progress_timeout);
+    BoundBufferOnOneHost(lane->fd.get());
     core->lanes_.push_back(std::move(lane));
   }
   try {

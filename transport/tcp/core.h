@@ -69,7 +69,6 @@ class TcpCore final : public internal::ControlledCore {
     size_t payload_done = 0;
     uint32_t crc32c = 0;
     uint64_t next_sequence = 0;
-    int low_water = 1;  // SO_RCVLOWAT as it is set
   };
   enum class Mover { kNobody, kThread, kCaller };
   struct Lane {
@@ -88,14 +87,20 @@ class TcpCore final : public internal::ControlledCore {
     std::thread thread;
     explicit Lane(Waker w) : wake(std::move(w)) {}
   };
-  enum class Moved { kSome, kNothing, kEnded };
+  // What a call to the socket did: some, and there may be more to do; some, and now the socket
+  // would block; nothing, since it would block; or the connection ended, or is of no more use.
+  enum class Moved { kMore, kAll, kNothing, kEnded };
+  struct Ready {
+    bool read = false;
+    bool write = false;
+  };
 
   TcpCore(internal::ReadySockets sockets, const LinkOptions& options, internal::Arena arena,
           Waker control_wake, Waker caller_wake);
 
   // lane.cc: the lane's thread
   void RunLane(Lane& lane);
-  bool SleepLane(Lane& lane);
+  bool SleepLane(Lane& lane, Ready* ready);
   bool SenderStuck(Lane& lane, internal::Deadline* until);
   bool LeaveToCallers(Lane& lane);
 
@@ -103,11 +108,11 @@ class TcpCore final : public internal::ControlledCore {
   bool NextOutgoing(Lane& lane, Mover mover);
   Moved SendSome(Lane& lane);
   Moved ReceiveSome(Lane& lane);
-  Moved DrainStash(Lane& lane);
-  Moved TakePayload(Lane& lane, const uint8_t* bytes, size_t n);
-  Moved StartChunk(Lane& lane);
-  Moved FinishChunk(Lane& lane);
-  void SetLowWater(Lane& lane);
+  // False where the link has failed.
+  bool DrainStash(Lane& lane);
+  bool TakePayload(Lane& lane, const uint8_t* bytes, size_t n);
+  bool StartChunk(Lane& lane);
+  bool FinishChunk(Lane& lane);
   void LaneEnded(Lane& lane, int error);
 
   // caller.cc: callers as movers

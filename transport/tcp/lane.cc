@@ -16,15 +16,9 @@ namespace tributary::transport::tcp {
 using internal::ChunkHeader;
 using internal::Deadline;
 
-namespace {
-
-// A reader that sleeps is woken when this much of a chunk has come, or the rest of it. Each wake-up
-// costs the sender's core, too: with one for each segment a stream is a third slower on loopback.
-constexpr size_t kLowWater = size_t{256} << 10;
-
-}  // namespace
-
 void TcpCore::RunLane(Lane& lane) {
+  // What the socket would do at once, as far as is known: a call that only says EAGAIN is saved.
+  Ready ready{.read = true, .write = true};
   while (true) {
     if (!NextOutgoing(lane, Mover::kThread)) return;
     bool reads = true;
@@ -34,11 +28,15 @@ void TcpCore::RunLane(Lane& lane) {
       reads = !lane.caller_reads && !lane.caller_inside;
       sends = lane.sender == Mover::kThread;
     }
-    const Moved sent = sends ? SendSome(lane) : Moved::kNothing;
-    const Moved received = reads ? ReceiveSome(lane) : Moved::kNothing;
+    const Moved sent = sends && ready.write ? SendSome(lane) : Moved::kNothing;
+    const Moved received = reads && ready.read ? ReceiveSome(lane) : Moved::kNothing;
     if (sent == Moved::kEnded || received == Moved::kEnded) return;
-    if (received == Moved::kSome && LeaveToCallers(lane)) continue;
-    if (sent == Moved::kNothing && received == Moved::kNothing && !SleepLane(lane)) return;
+    if (received != Moved::kNothing && LeaveToCallers(lane)) continue;
+    if (sent == Moved::kMore || received == Moved::kMore) {
+      ready = {.read = received == Moved::kMore, .write = sent == Moved::kMore};
+      continue;
+    }
+    if (!SleepLane(lane, &ready)) return;
   }
 }
 
@@ -94,21 +92,22 @@ TcpCore::Moved TcpCore::SendSome(Lane& lane) {
   message.msg_iovlen = static_cast<size_t>(count);
   const ssize_t n = sendmsg(lane.fd.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
   if (n < 0) {
-    if (errno == EINTR) return Moved::kSome;
+    if (errno == EINTR) return Moved::kMore;
     if (errno == EAGAIN) return Moved::kNothing;
     LaneEnded(lane, errno);
     return Moved::kEnded;
   }
   out.done += static_cast<size_t>(n);
   out.moved_at = Clock::now();
-  if (out.done == ChunkHeader::kBytes + out.chunk.bytes) {
-    std::lock_guard lock(mutex_);
-    state_.OnSent(out.chunk);
-    lane.out.reset();
-    if (lane.sender == Mover::kThread) lane.sender = Mover::kNobody;
-    can_send_.notify_all();
-  }
-  return Moved::kSome;
+  // A short count: the socket is full.
+  if (out.done < ChunkHeader::kBytes + out.chunk.bytes) return Moved::kAll;
+  std::lock_guard lock(mutex_);
+  state_.OnSent(out.chunk);
+  lane.out.reset();
+  if (lane.sender == Mover::kThread) lane.sender = Mover::kNobody;
+  // Who waits for credit is woken when that comes.
+  if (state_.CanBorrow() || state_.flushed()) can_send_.notify_all();
+  return Moved::kMore;
 }
 
 TcpCore::Moved TcpCore::ReceiveSome(Lane& lane) {
@@ -120,53 +119,60 @@ TcpCore::Moved TcpCore::ReceiveSome(Lane& lane) {
     wanted = in.parsed.payload_bytes - in.payload_done;
   }
   const ssize_t n = recv(lane.fd.get(), to, wanted, MSG_DONTWAIT);
-  if (n < 0 && errno == EINTR) return Moved::kSome;
+  if (n < 0 && errno == EINTR) return Moved::kMore;
   if (n < 0 && errno == EAGAIN) return Moved::kNothing;
   if (n <= 0) {
     LaneEnded(lane, n == 0 ? 0 : errno);
     return Moved::kEnded;
   }
   HeardOfPeer();
-  if (in.in_payload) return TakePayload(lane, to, static_cast<size_t>(n));
-  in.end += static_cast<size_t>(n);
-  return DrainStash(lane);
+  bool good = true;
+  if (in.in_payload) {
+    good = TakePayload(lane, to, static_cast<size_t>(n));
+  } else {
+    in.end += static_cast<size_t>(n);
+    good = DrainStash(lane);
+  }
+  if (!good) return Moved::kEnded;
+  // A short count: the socket is empty.
+  return static_cast<size_t>(n) < wanted ? Moved::kAll : Moved::kMore;
 }
 
 // Works off what was read between chunks, as far as it makes whole headers and payload.
-TcpCore::Moved TcpCore::DrainStash(Lane& lane) {
+bool TcpCore::DrainStash(Lane& lane) {
   Incoming& in = lane.in;
   while (in.begin < in.end) {
-    Moved moved = Moved::kSome;
+    bool good = true;
     if (!in.in_payload) {
       if (in.end - in.begin < ChunkHeader::kBytes) break;
-      moved = StartChunk(lane);
+      good = StartChunk(lane);
     } else {
       const size_t n = std::min(in.end - in.begin, in.parsed.payload_bytes - in.payload_done);
       const uint8_t* from = in.stash.data() + in.begin;
       in.begin += n;
       std::memcpy(arena_.slot(in.slot) + in.payload_done, from, n);
-      moved = TakePayload(lane, from, n);
+      good = TakePayload(lane, from, n);
     }
-    if (moved == Moved::kEnded) return moved;
+    if (!good) return false;
   }
   // What is left is less than a header: it goes to the front, so that there is room for the rest.
   std::memmove(in.stash.data(), in.stash.data() + in.begin, in.end - in.begin);
   in.end -= in.begin;
   in.begin = 0;
-  return Moved::kSome;
+  return true;
 }
 
 // `n` more bytes of payload are in the slot, and still in the cache, as `bytes`: so the checksum
 // costs no second pass over memory.
-TcpCore::Moved TcpCore::TakePayload(Lane& lane, const uint8_t* bytes, size_t n) {
+bool TcpCore::TakePayload(Lane& lane, const uint8_t* bytes, size_t n) {
   Incoming& in = lane.in;
   in.crc32c = ExtendCrc32c(in.crc32c, {bytes, n});
   in.payload_done += n;
-  return in.payload_done == in.parsed.payload_bytes ? FinishChunk(lane) : Moved::kSome;
+  return in.payload_done == in.parsed.payload_bytes ? FinishChunk(lane) : true;
 }
 
 // A whole header is at the front of the stash.
-TcpCore::Moved TcpCore::StartChunk(Lane& lane) {
+bool TcpCore::StartChunk(Lane& lane) {
   Incoming& in = lane.in;
   internal::ChunkHeaderBytes bytes;
   std::memcpy(bytes.data(), in.stash.data() + in.begin, bytes.size());
@@ -188,17 +194,17 @@ TcpCore::Moved TcpCore::StartChunk(Lane& lane) {
   }
   if (!bad.ok()) {
     Fail(std::move(bad), /*local=*/false, /*tell=*/true);
-    return Moved::kEnded;
+    return false;
   }
   lock.unlock();
   in.parsed = *header;
   in.in_payload = true;
   in.payload_done = 0;
   in.crc32c = 0;
-  return in.parsed.payload_bytes == 0 ? FinishChunk(lane) : Moved::kSome;
+  return in.parsed.payload_bytes == 0 ? FinishChunk(lane) : true;
 }
 
-TcpCore::Moved TcpCore::FinishChunk(Lane& lane) {
+bool TcpCore::FinishChunk(Lane& lane) {
   Incoming& in = lane.in;
   std::lock_guard lock(mutex_);
   if (in.crc32c != in.parsed.payload_crc32c) {
@@ -206,7 +212,7 @@ TcpCore::Moved TcpCore::FinishChunk(Lane& lane) {
                                           in.parsed.sequence, " of ", in.parsed.payload_bytes,
                                           " bytes arrived damaged (its CRC32C does not fit)")),
          /*local=*/false, /*tell=*/true);
-    return Moved::kEnded;
+    return false;
   }
   state_.OnArrived({.slot = in.slot,
                     .bytes = in.parsed.payload_bytes,
@@ -217,19 +223,7 @@ TcpCore::Moved TcpCore::FinishChunk(Lane& lane) {
   AnnounceGrant();
   AnswerGoodbye();
   if (waiting_ > 0) can_receive_.notify_all();
-  return Moved::kSome;
-}
-
-// What is worth waking up for. Only set by who is about to sleep: a stream that never runs dry
-// costs no call.
-void TcpCore::SetLowWater(Lane& lane) {
-  Incoming& in = lane.in;
-  const size_t wanted =
-      in.in_payload ? std::min<size_t>(in.parsed.payload_bytes - in.payload_done, kLowWater) : 1;
-  if (in.low_water == static_cast<int>(wanted)) return;
-  in.low_water = static_cast<int>(wanted);
-  // Where it cannot be set, every segment wakes.
-  setsockopt(lane.fd.get(), SOL_SOCKET, SO_RCVLOWAT, &in.low_water, sizeof(in.low_water));
+  return true;
 }
 
 // Whether nothing of the chunk under way could be sent for too long (the link has then failed);
@@ -248,14 +242,17 @@ bool TcpCore::SenderStuck(Lane& lane, Deadline* until) {
 }
 
 // Sleeps until there is something to do; false when the lane is to end.
-bool TcpCore::SleepLane(Lane& lane) {
+bool TcpCore::SleepLane(Lane& lane, Ready* ready) {
   short events = 0;
   bool sending = false;
   {
     std::lock_guard lock(mutex_);
     if (state_.failed()) return false;
     sending = lane.sender == Mover::kThread;
-    if (lane.sender == Mover::kNobody && !lane.queue.empty()) return true;
+    if (lane.sender == Mover::kNobody && !lane.queue.empty()) {
+      ready->write = true;
+      return true;
+    }
     if (!lane.caller_reads && !lane.caller_inside) events |= POLLIN;
     lane.sleeping = true;
   }
@@ -264,12 +261,15 @@ bool TcpCore::SleepLane(Lane& lane) {
     events |= POLLOUT;
     if (SenderStuck(lane, &until)) return false;
   }
-  if ((events & POLLIN) != 0) SetLowWater(lane);
   // With nothing to wait for the socket is left out: a hang-up would be reported again and again.
   pollfd entries[2] = {{.fd = events == 0 ? -1 : lane.fd.get(), .events = events, .revents = 0},
                        {.fd = lane.wake.fd(), .events = POLLIN, .revents = 0}};
   poll(entries, 2, until.PollMillis());
   if (entries[1].revents != 0) lane.wake.Clear();
+  constexpr short kEnd = POLLERR | POLLHUP | POLLNVAL;
+  const bool woken = entries[1].revents != 0;
+  ready->read = woken || (entries[0].revents & (POLLIN | kEnd)) != 0;
+  ready->write = woken || (entries[0].revents & (POLLOUT | kEnd)) != 0;
   std::lock_guard lock(mutex_);
   lane.sleeping = false;
   return !state_.failed();
