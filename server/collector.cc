@@ -157,9 +157,11 @@ void Collector::Welcome(const std::string& id, Child& child) {
     outcome->set_included(last_children_.count(id) > 0);
   }
   if (child.aggregator) {
-    v1::LinkEndpoint* link = joined->add_links();
-    link->set_transport(tier_->transport());
-    link->set_address(tier_->address());
+    for (const LinkPlace& place : tier_->places()) {
+      v1::LinkEndpoint* link = joined->add_links();
+      link->set_transport(place.transport);
+      link->set_address(place.address);
+    }
   }
   child.session->Send(std::move(response));
   if (stopped_.has_value()) {

@@ -12,6 +12,7 @@
 #include "base/toml_checks.h"
 #include "compression/codec.h"
 #include "models/builtin.h"
+#include "server/fabrics.h"
 #include "server/internal/config_checks.h"
 
 namespace tributary::server {
@@ -50,8 +51,7 @@ void ReadNode(TomlReader& toml, Config* c) {
 }
 
 void ReadTransport(TomlReader& toml, TransportConfig* t) {
-  ReadOneOf(toml, "transport", "kind", &t->kind, {"tcp"},
-            " (shm, roce, auto and grpc are not in this build)");
+  ReadOneOf(toml, "transport", "kind", &t->kind, TransportKinds());
   toml.Read("transport", "listen", &t->listen);
   CheckHostPort(toml, "transport", "listen", t->listen, PortUse::kListen);
   if (toml.Read("transport", "advertise", &t->advertise))

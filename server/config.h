@@ -21,9 +21,10 @@ struct NodeConfig {                     // [node]
 };
 
 struct TransportConfig {  // [transport]
-  std::string kind =
-      "tcp";  // towards the parent, and offered to children: "tcp" (later "shm", "roce", "auto")
-  std::string listen = "0.0.0.0:0";  // where children's links connect; port 0: any free one
+  // Towards the parent, and offered to children: "tcp", "shm" (one machine only), or "auto": the
+  // best that both sides can do.
+  std::string kind = "tcp";
+  std::string listen = "0.0.0.0:0";  // where children's tcp links connect; port 0: any free one
   std::string
       advertise;  // host:port told to children; default: the host they reached the front door by
   uint32_t lanes = 2;  // 1..16

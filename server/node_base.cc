@@ -51,7 +51,7 @@ absl::Status NodeBase::OpenPorts() {
   door_ = *std::move(door);
   collector_->AttachDoor(door_.get());
   spdlog::info("\"{}\" listens on {} (port {}), links over {} on {}", config.node.name,
-               config.node.listen, door_->port(), tier_->transport(), tier_->address());
+               config.node.listen, door_->port(), tier_->kind(), tier_->places().front().address);
   return absl::OkStatus();
 }
 

@@ -300,7 +300,7 @@ class Rack final : public NodeBase, public UplinkHandler {
         static_cast<int>(collector_->spec().grid().weight_fraction_bits());
     report.seconds = absl::ToDoubleSeconds(loop_.Now() - round_started_);
     report.codec = collector_->spec().codec();
-    report.transport = c_.transport.kind;
+    report.transport = uplink_->transport();
     report.model_bytes = model_->bytes.size();
     report.model_sha256 = absl::BytesToHexString(model_->sha256);
     report.metrics = MetricMeans(round_.metrics);

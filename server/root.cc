@@ -199,7 +199,7 @@ class Root final : public NodeBase {
     report_.codec = spec_.codec();
     report_.model_bytes = model_->bytes.size();
     report_.metrics = MetricMeans(round.metrics);
-    report_.transport = round.bytes.from_aggregators > 0 ? tier_->transport() : "none";
+    report_.transport = round.bytes.from_aggregators > 0 ? tier_->used() : "none";
     report_.collected = std::move(round);
     report_.weight_fraction_bits = grid_.weight_fraction_bits;
     if (shutting_down_ && !report_.collected.result.success) {

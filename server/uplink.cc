@@ -15,8 +15,8 @@
 #include "absl/time/clock.h"
 #include "base/philox.h"
 #include "base/status.h"
+#include "server/fabrics.h"
 #include "server/tier_stream.h"
-#include "transport/tcp.h"
 #include "tributary/v1/client_service.grpc.pb.h"
 
 namespace tributary::server {
@@ -64,6 +64,11 @@ class GrpcUplink final : public Uplink {
       heartbeat_due_ = true;
     }
     wake_.notify_all();
+  }
+
+  std::string transport() override {
+    std::lock_guard lock(mu_);
+    return transport_;
   }
 
   void SetHeld(const std::string& sha256) override {
@@ -213,12 +218,13 @@ class GrpcUplink final : public Uplink {
         heartbeat_due_ = true;
         run_ = joined.run();
         if (layout.ok()) layout_ = *layout;
-        for (const auto& link : joined.links()) {
-          if (link.transport() != options_.transport.kind) continue;
-          link_wanted_ =
-              link.address().starts_with(':') ? HostOf(parent) + link.address() : link.address();
-        }
-        if (!link_wanted_.has_value()) {
+        std::vector<LinkPlace> places;
+        for (const auto& link : joined.links())
+          places.push_back({link.transport(), link.address()});
+        const std::string place = PlaceToTake(options_.transport.kind, places, HostOf(parent));
+        if (!place.empty()) {
+          link_wanted_ = place;
+        } else {
           spdlog::error("parent {} offers no link over {}; set the same [transport] kind on both",
                         parent, options_.transport.kind);
         }
@@ -275,7 +281,8 @@ class GrpcUplink final : public Uplink {
   // ---- The link
 
   void LinkLoop() {
-    const auto fabric = transport::MakeTcpFabric();
+    const absl::StatusOr<FabricChoice> choice = MakeFabric(options_.transport);
+    if (!choice.ok()) return spdlog::error("no link to the parent: {}", Text(choice.status()));
     absl::Duration wait = kBackoffMin;
     while (true) {
       std::string address;
@@ -300,7 +307,7 @@ class GrpcUplink final : public Uplink {
       link_options.lanes = options_.transport.lanes;
       link_options.heartbeat = absl::Seconds(options_.transport.heartbeat_s);
       link_options.progress_timeout = absl::Seconds(options_.transport.progress_timeout_s);
-      auto link = fabric->Connect(address, link_options);
+      auto link = choice->fabric->Connect(address, link_options);
       absl::Status status = link.status();
       if (link.ok()) {
         wait = kBackoffMin;
@@ -309,7 +316,9 @@ class GrpcUplink final : public Uplink {
           std::lock_guard lock(mu_);
           if (stopping_) return;
           link_ = shared;
+          transport_ = std::string(shared->transport());
         }
+        spdlog::info("link to \"{}\" over {}", shared->peer(), shared->transport());
         wake_.notify_all();
         status = ReceiveModels(*shared, layout);
         std::lock_guard lock(mu_);
@@ -427,6 +436,7 @@ class GrpcUplink final : public Uplink {
   std::optional<std::string> link_wanted_;
   std::shared_ptr<const aggregation::ModelLayout> layout_;
   std::shared_ptr<transport::Link> link_;
+  std::string transport_;  // of the last link
   // Forwards are numbered from 1; 0 is none.
   std::optional<Job> job_;  // waits for the link or the one that runs
   uint64_t last_job_ = 0;

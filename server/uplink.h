@@ -47,6 +47,7 @@ class Uplink {
 
   virtual void SetCensus(uint64_t clients,
                          uint64_t examples) = 0;  // told to the parent at once when it changed
+  virtual std::string transport() = 0;  // of the link to the parent, or the last one; "" before it
   virtual void SetHeld(const std::string& sha256) = 0;  // the model held, for the next Join
   virtual void SendReport(const v1::Report& report) = 0;
   // Streams the sum up, once the link is there; an earlier Forward is given up. `sum` must not

@@ -18,6 +18,8 @@ struct Bench {
   bench::RoundOptions round;
   bench::SinkOptions sink;
   bench::SendersOptions senders;
+  bench::TransportOptions transport;
+  bench::TransportPeerOptions peer;
 
   void Add(CLI::App& app, int* code) {
     auto* command =
@@ -27,6 +29,7 @@ struct Bench {
     k->add_option("--json", kernels.json, "write the figures to this file");
     k->callback([this, code] { *code = bench::Kernels(kernels); });
 
+    AddTransport(*command, code);
     auto* r = command->add_subcommand("round", "whole rounds by real processes, without training");
     r->add_option("--scenario", round.scenario)
         ->check(CLI::IsMember({"ingest", "overhead", "sessions"}))
@@ -66,6 +69,40 @@ struct Bench {
     c->add_option("--model", senders.model);
     c->add_option("--codec", senders.codec);
     c->callback([this, code] { *code = bench::Senders(senders); });
+  }
+
+  void AddTransport(CLI::App& command, int* code) {
+    auto* t = command.add_subcommand("transport",
+                                     "links between two processes, against sockets and copies");
+    t->add_option("--transport", transport.transports)
+        ->delimiter(',')
+        ->check(CLI::IsMember({"tcp", "shm"}))
+        ->capture_default_str();
+    t->add_option("--sizes", transport.sizes, "of chunks: 64, 4K, 1M, ...")
+        ->delimiter(',')
+        ->capture_default_str();
+    t->add_option("--lanes", transport.lanes)
+        ->delimiter(',')
+        ->check(CLI::Range(1, 16))
+        ->capture_default_str();
+    t->add_option("--bytes", transport.bytes, "streamed in each repetition")->capture_default_str();
+    t->add_option("--repetitions", transport.repetitions)
+        ->check(CLI::Range(1, 1000))
+        ->capture_default_str();
+    t->add_option("--json", transport.json, "write the figures to this file");
+    t->callback([this, code] { *code = bench::Transport(transport); });
+
+    auto* p = command.add_subcommand("transport-peer", "internal: the other process")->group("");
+    p->add_option("--what", peer.what)->required();
+    p->add_option("--kind", peer.kind);
+    p->add_option("--address", peer.address)->required();
+    p->add_option("--size", peer.size)->check(CLI::PositiveNumber);
+    p->add_option("--lanes", peer.lanes)->check(CLI::Range(1, 16));
+    p->add_option("--slots", peer.slots)->check(CLI::Range(1, 1024));
+    p->add_option("--bytes", peer.bytes);
+    p->add_option("--rounds", peer.rounds);
+    p->add_option("--send-buffer", peer.send_buffer);
+    p->callback([this, code] { *code = bench::TransportPeer(peer); });
   }
 };
 

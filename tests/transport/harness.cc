@@ -9,7 +9,9 @@
 #include <cstdlib>
 
 #include "absl/strings/str_cat.h"
+#include "transport/auto.h"
 #include "transport/faults.h"
+#include "transport/shm.h"
 #include "transport/sim.h"
 #include "transport/tcp.h"
 
@@ -61,6 +63,49 @@ class TcpHarness final : public Harness {
   std::string nobody_;
 };
 
+class ShmHarness final : public Harness {
+ public:
+  Fabric& server() override { return *fabric_; }
+  Fabric& client() override { return *fabric_; }
+  std::string listen_address() const override { return "@"; }
+  std::string nobody() const override { return "@tributary-test-nobody-listens-here"; }
+  absl::Time In(absl::Duration wait) const override { return absl::Now() + wait; }
+  std::unique_ptr<TestThread> Spawn(std::function<void()> body) override {
+    return std::make_unique<PlainThread>(std::move(body));
+  }
+  std::string transport() const override { return "shm"; }
+
+ private:
+  const std::unique_ptr<Fabric> fabric_ = MakeShmFabric();
+};
+
+// What is found here is shared memory.
+class AutoHarness final : public Harness {
+ public:
+  AutoHarness() : fabric_(MakeAutoFabric(Candidates())) {}
+  Fabric& server() override { return *fabric_; }
+  Fabric& client() override { return *fabric_; }
+  std::string listen_address() const override { return ""; }
+  std::string nobody() const override {
+    return EncodeOffers({{.kind = "tcp", .preference = 1, .self = "", .address = tcp_.nobody()}});
+  }
+  absl::Time In(absl::Duration wait) const override { return absl::Now() + wait; }
+  std::unique_ptr<TestThread> Spawn(std::function<void()> body) override {
+    return std::make_unique<PlainThread>(std::move(body));
+  }
+  std::string transport() const override { return "shm"; }
+
+ private:
+  static std::vector<AutoCandidate> Candidates() {
+    std::vector<AutoCandidate> out;
+    out.push_back(ShmCandidate());
+    out.push_back(TcpCandidate("127.0.0.1:0"));
+    return out;
+  }
+  const TcpHarness tcp_{false};
+  const std::unique_ptr<Fabric> fabric_;
+};
+
 class SimTestThread final : public TestThread {
  public:
   explicit SimTestThread(std::unique_ptr<SimNetwork::Thread> thread) : thread_(std::move(thread)) {}
@@ -97,6 +142,8 @@ class SimHarness final : public Harness {
 
 std::unique_ptr<Harness> MakeTcpHarness() { return std::make_unique<TcpHarness>(false); }
 std::unique_ptr<Harness> MakeDecoratedTcpHarness() { return std::make_unique<TcpHarness>(true); }
+std::unique_ptr<Harness> MakeShmHarness() { return std::make_unique<ShmHarness>(); }
+std::unique_ptr<Harness> MakeAutoHarness() { return std::make_unique<AutoHarness>(); }
 std::unique_ptr<Harness> MakeSimHarness() { return std::make_unique<SimHarness>(); }
 
 }  // namespace tributary::transport

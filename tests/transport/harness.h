@@ -38,6 +38,8 @@ class Harness {
 
 std::unique_ptr<Harness> MakeTcpHarness();
 std::unique_ptr<Harness> MakeDecoratedTcpHarness();
+std::unique_ptr<Harness> MakeShmHarness();
+std::unique_ptr<Harness> MakeAutoHarness();
 std::unique_ptr<Harness> MakeSimHarness();
 
 // Options small enough for thousands of chunks a second under a sanitizer.

@@ -1,10 +1,12 @@
-// Accepts TCP links: one thread and one poll loop in which no socket can hold up another.
+// Accepts links on a stream socket (TCP or Unix): one thread and one poll loop in which no socket
+// can hold up another. Backends say how a listening socket is made and what becomes of a set-up.
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -14,17 +16,38 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "transport/internal/controlled_core.h"
+#include "transport/internal/posix_io.h"
 #include "transport/link.h"
-#include "transport/tcp/core.h"
-#include "transport/tcp/socket.h"
 
-namespace tributary::transport::tcp {
+namespace tributary::transport::internal {
 
-class TcpListener final : public Listener {
+// Both hellos were exchanged, every socket is there: what a link is made of.
+struct ReadySockets {
+  Fd control;
+  std::vector<Fd> lanes;
+  Hellos hellos;
+};
+
+// What a backend adds to the accept loop. Called on its thread; nothing here may block.
+struct AcceptorHooks {
+  // Makes the link once its set-up is complete.
+  std::function<absl::StatusOr<std::unique_ptr<Link>>(ReadySockets, const LinkOptions&)> make;
+  // Where a socket comes from, for messages.
+  std::function<std::string(int fd)> peer_text;
+  // Refuses a control socket after its hello was read; empty: all may come.
+  std::function<absl::Status(int fd)> admit;
+  // Whether a link has data sockets beside its control socket, which bring their own hellos.
+  bool data_sockets = true;
+};
+
+class Acceptor final : public Listener {
  public:
-  static absl::StatusOr<std::unique_ptr<Listener>> Start(const std::string& address,
-                                                         const LinkOptions& options);
-  ~TcpListener() override;
+  // `fd` listens and is non-blocking; `address` is what Listener::address says.
+  static absl::StatusOr<std::unique_ptr<Listener>> Start(Fd fd, std::string address,
+                                                         const LinkOptions& options,
+                                                         AcceptorHooks hooks);
+  ~Acceptor() override;
 
   absl::StatusOr<std::unique_ptr<Link>> Accept(absl::Time deadline) override;
   std::string address() const override { return address_; }
@@ -56,7 +79,7 @@ class TcpListener final : public Listener {
     std::vector<bool> claimed;  // lanes whose hello was accepted
   };
 
-  TcpListener(Fd fd, Waker wake, const LinkOptions& options);
+  Acceptor(Fd fd, std::string address, Waker wake, const LinkOptions& options, AcceptorHooks hooks);
   void Run();
   void AcceptSockets();
   bool Serve(Pending& pending);  // false: forget the socket
@@ -74,9 +97,10 @@ class TcpListener final : public Listener {
   void LogRefusal(const Pending& pending, const std::string& why);
 
   const LinkOptions options_;
+  const AcceptorHooks hooks_;
   const Fd fd_;
   const Waker wake_;
-  std::string address_;
+  const std::string address_;
   std::atomic<uint64_t> refused_ = 0;
 
   // The thread's alone.
@@ -96,4 +120,4 @@ class TcpListener final : public Listener {
   std::thread thread_;
 };
 
-}  // namespace tributary::transport::tcp
+}  // namespace tributary::transport::internal

@@ -1,5 +1,5 @@
-// The accept loop of TCP links.
-#include "transport/tcp/listener.h"
+// The accept loop of links.
+#include "transport/internal/acceptor.h"
 
 #include <poll.h>
 #include <spdlog/spdlog.h>
@@ -14,9 +14,7 @@
 #include "base/status.h"
 #include "transport/internal/hello.h"
 
-namespace tributary::transport::tcp {
-
-using internal::Deadline;
+namespace tributary::transport::internal {
 
 namespace {
 
@@ -30,19 +28,12 @@ constexpr auto kLinger = std::chrono::seconds(1);
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Listener>> TcpListener::Start(const std::string& address,
-                                                             const LinkOptions& options) {
-  RETURN_IF_ERROR(internal::CheckLinkOptions(options));
-  ASSIGN_OR_RETURN(std::vector<SocketAddress> addresses, Resolve(address, /*to_listen=*/true));
-  absl::StatusOr<Fd> fd = absl::UnavailableError(absl::StrCat("no address in \"", address, "\""));
-  for (const SocketAddress& one : addresses) {
-    fd = ListenOn(one);
-    if (fd.ok()) break;
-  }
-  if (!fd.ok()) return fd.status();
+absl::StatusOr<std::unique_ptr<Listener>> Acceptor::Start(Fd fd, std::string address,
+                                                          const LinkOptions& options,
+                                                          AcceptorHooks hooks) {
   ASSIGN_OR_RETURN(Waker wake, Waker::Create());
-  std::unique_ptr<TcpListener> listener(
-      new TcpListener(std::move(fd).value(), std::move(wake), options));
+  std::unique_ptr<Acceptor> listener(
+      new Acceptor(std::move(fd), std::move(address), std::move(wake), options, std::move(hooks)));
   try {
     listener->thread_ = std::thread([raw = listener.get()] { raw->Run(); });
   } catch (const std::system_error& error) {
@@ -52,13 +43,15 @@ absl::StatusOr<std::unique_ptr<Listener>> TcpListener::Start(const std::string& 
   return listener;
 }
 
-TcpListener::TcpListener(Fd fd, Waker wake, const LinkOptions& options)
+Acceptor::Acceptor(Fd fd, std::string address, Waker wake, const LinkOptions& options,
+                   AcceptorHooks hooks)
     : options_(options),
+      hooks_(std::move(hooks)),
       fd_(std::move(fd)),
       wake_(std::move(wake)),
-      address_(ToText(LocalAddress(fd_.get()))) {}
+      address_(std::move(address)) {}
 
-TcpListener::~TcpListener() {
+Acceptor::~Acceptor() {
   {
     std::lock_guard lock(mutex_);
     cancelled_ = true;
@@ -69,7 +62,7 @@ TcpListener::~TcpListener() {
   if (thread_.joinable()) thread_.join();
 }
 
-void TcpListener::Cancel() {
+void Acceptor::Cancel() {
   {
     std::lock_guard lock(mutex_);
     cancelled_ = true;
@@ -77,7 +70,7 @@ void TcpListener::Cancel() {
   changed_.notify_all();
 }
 
-absl::StatusOr<std::unique_ptr<Link>> TcpListener::Accept(absl::Time deadline) {
+absl::StatusOr<std::unique_ptr<Link>> Acceptor::Accept(absl::Time deadline) {
   const Deadline until = Deadline::FromWallClock(deadline);
   std::unique_lock lock(mutex_);
   const bool ready = until.Wait(changed_, lock, [this] { return cancelled_ || !ready_.empty(); });
@@ -92,7 +85,7 @@ absl::StatusOr<std::unique_ptr<Link>> TcpListener::Accept(absl::Time deadline) {
   return link;
 }
 
-void TcpListener::Run() {
+void Acceptor::Run() {
   std::vector<pollfd> entries;
   while (true) {
     entries.assign({{.fd = wake_.fd(), .events = POLLIN, .revents = 0},
@@ -117,7 +110,7 @@ void TcpListener::Run() {
   }
 }
 
-int TcpListener::PollMillis() const {
+int Acceptor::PollMillis() const {
   Clock::time_point until = Clock::time_point::max();
   for (const Pending& pending : pending_) until = std::min(until, pending.until);
   for (const auto& [id, setup] : setups_) until = std::min(until, setup->until);
@@ -127,7 +120,7 @@ int TcpListener::PollMillis() const {
   return static_cast<int>(std::clamp<int64_t>(left, 0, 3'600'000));
 }
 
-void TcpListener::AcceptSockets() {
+void Acceptor::AcceptSockets() {
   while (true) {
     Fd fd(accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!fd.valid()) {
@@ -150,7 +143,7 @@ void TcpListener::AcceptSockets() {
   }
 }
 
-bool TcpListener::Serve(Pending& pending) {
+bool Acceptor::Serve(Pending& pending) {
   switch (pending.stage) {
     case Pending::Stage::kReading:
       return Read(pending);
@@ -164,10 +157,10 @@ bool TcpListener::Serve(Pending& pending) {
   return false;
 }
 
-bool TcpListener::Read(Pending& pending) {
+bool Acceptor::Read(Pending& pending) {
   while (pending.stage == Pending::Stage::kReading) {
     // Exactly the hello is read: what follows it belongs to the link.
-    const size_t wanted = internal::kHelloPrefixBytes + pending.length.value_or(0);
+    const size_t wanted = kHelloPrefixBytes + pending.length.value_or(0);
     const size_t have = pending.in.size();
     pending.in.resize(wanted);
     const ssize_t n = recv(pending.fd.get(), pending.in.data() + have, wanted - have, 0);
@@ -183,7 +176,7 @@ bool TcpListener::Read(Pending& pending) {
     if (pending.in.size() < wanted) continue;
     const ByteSpan bytes(reinterpret_cast<const uint8_t*>(pending.in.data()), pending.in.size());
     if (!pending.length.has_value()) {
-      const absl::StatusOr<size_t> length = internal::DecodePrefix(bytes);
+      const absl::StatusOr<size_t> length = DecodePrefix(bytes);
       if (!length.ok()) {
         Refuse(pending, length.status(), true);
         break;
@@ -191,13 +184,13 @@ bool TcpListener::Read(Pending& pending) {
       pending.length = *length;
       if (*length > 0) continue;
     }
-    HandleHello(pending, bytes.subspan(internal::kHelloPrefixBytes));
+    HandleHello(pending, bytes.subspan(kHelloPrefixBytes));
   }
   return Write(pending);
 }
 
-void TcpListener::HandleHello(Pending& pending, ByteSpan message) {
-  absl::StatusOr<v1::LinkHello> hello = internal::DecodeHello(message);
+void Acceptor::HandleHello(Pending& pending, ByteSpan message) {
+  absl::StatusOr<v1::LinkHello> hello = DecodeHello(message);
   absl::Status status = hello.status();
   if (status.ok()) {
     status =
@@ -207,8 +200,9 @@ void TcpListener::HandleHello(Pending& pending, ByteSpan message) {
   pending.stage = Pending::Stage::kWriting;
 }
 
-absl::Status TcpListener::StartSetup(Pending& pending, v1::LinkHello hello) {
-  RETURN_IF_ERROR(internal::CheckFit(hello, options_));
+absl::Status Acceptor::StartSetup(Pending& pending, v1::LinkHello hello) {
+  RETURN_IF_ERROR(CheckFit(hello, options_));
+  if (hooks_.admit) RETURN_IF_ERROR(hooks_.admit(pending.fd.get()));
   if (FindSetup(hello.link_id()) != nullptr) {
     return absl::AlreadyExistsError("a link with this id is being set up; pick a new random id");
   }
@@ -220,22 +214,23 @@ absl::Status TcpListener::StartSetup(Pending& pending, v1::LinkHello hello) {
   }
   auto setup = std::make_unique<Setup>();
   setup->until = pending.until;
-  v1::LinkHello ours = internal::ControlHello(options_, hello.link_id(), internal::RandomEpoch());
+  v1::LinkHello ours = ControlHello(options_, hello.link_id(), RandomEpoch());
   ours.set_lanes(std::min(options_.lanes, hello.lanes()));
-  setup->sockets.lanes.resize(ours.lanes());
-  setup->claimed.resize(ours.lanes(), false);
+  const uint32_t lanes = hooks_.data_sockets ? ours.lanes() : 0;
+  setup->sockets.lanes.resize(lanes);
+  setup->claimed.resize(lanes, false);
   v1::LinkHelloReply reply;
-  reply.set_version(internal::kHelloVersion);
+  reply.set_version(kHelloVersion);
   *reply.mutable_hello() = ours;
-  pending.out = internal::EncodeReply(reply);
+  pending.out = EncodeReply(reply);
   pending.link_id = hello.link_id();
-  setup->sockets.ours = std::move(ours);
-  setup->sockets.theirs = std::move(hello);
+  setup->sockets.hellos.ours = std::move(ours);
+  setup->sockets.hellos.theirs = std::move(hello);
   setups_.emplace_back(pending.link_id, std::move(setup));
   return absl::OkStatus();
 }
 
-absl::Status TcpListener::ClaimLane(Pending& pending, const v1::LinkHello& hello) {
+absl::Status Acceptor::ClaimLane(Pending& pending, const v1::LinkHello& hello) {
   Setup* setup = FindSetup(hello.link_id());
   const uint32_t lane = hello.socket() - 1;
   if (setup == nullptr) {
@@ -248,22 +243,21 @@ absl::Status TcpListener::ClaimLane(Pending& pending, const v1::LinkHello& hello
   }
   setup->claimed[lane] = true;
   v1::LinkHelloReply reply;
-  reply.set_version(internal::kHelloVersion);
-  pending.out = internal::EncodeReply(reply);
+  reply.set_version(kHelloVersion);
+  pending.out = EncodeReply(reply);
   pending.link_id = hello.link_id();
   pending.socket = hello.socket();
   return absl::OkStatus();
 }
 
-void TcpListener::Refuse(Pending& pending, const absl::Status& why, bool no_hello) {
+void Acceptor::Refuse(Pending& pending, const absl::Status& why, bool no_hello) {
   LogRefusal(pending, Text(why));
   pending.refused = true;
   pending.stage = Pending::Stage::kWriting;
-  pending.out =
-      no_hello ? internal::AnswerToGarbage(pending.in, why) : internal::EncodeRefusal(why);
+  pending.out = no_hello ? AnswerToGarbage(pending.in, why) : EncodeRefusal(why);
 }
 
-bool TcpListener::Write(Pending& pending) {
+bool Acceptor::Write(Pending& pending) {
   while (!pending.out.empty()) {
     const ssize_t n = send(pending.fd.get(), pending.out.data(), pending.out.size(), MSG_NOSIGNAL);
     if (n < 0 && errno == EINTR) continue;
@@ -283,7 +277,7 @@ bool TcpListener::Write(Pending& pending) {
   return false;
 }
 
-bool TcpListener::Linger(Pending& pending) {
+bool Acceptor::Linger(Pending& pending) {
   char waste[4096];
   while (true) {
     const ssize_t n = recv(pending.fd.get(), waste, sizeof(waste), 0);
@@ -295,7 +289,7 @@ bool TcpListener::Linger(Pending& pending) {
   }
 }
 
-void TcpListener::Adopt(Pending& pending) {
+void Acceptor::Adopt(Pending& pending) {
   Setup* setup = FindSetup(pending.link_id);
   if (setup == nullptr) return;  // timed out meanwhile; closing the socket says so
   if (pending.socket == 0) {
@@ -310,12 +304,12 @@ void TcpListener::Adopt(Pending& pending) {
   }
 }
 
-void TcpListener::Finish(const std::string& link_id) {
+void Acceptor::Finish(const std::string& link_id) {
   const auto it = std::find_if(setups_.begin(), setups_.end(),
                                [&](const auto& entry) { return entry.first == link_id; });
   std::unique_ptr<Setup> setup = std::move(it->second);
   setups_.erase(it);
-  absl::StatusOr<std::unique_ptr<Link>> link = TcpCore::Start(std::move(setup->sockets), options_);
+  absl::StatusOr<std::unique_ptr<Link>> link = hooks_.make(std::move(setup->sockets), options_);
   if (!link.ok()) {
     refused_.fetch_add(1, std::memory_order_relaxed);
     spdlog::error("links on {}: {}", address_, Text(link.status()));
@@ -328,7 +322,7 @@ void TcpListener::Finish(const std::string& link_id) {
   changed_.notify_all();
 }
 
-void TcpListener::Expire(Clock::time_point now) {
+void Acceptor::Expire(Clock::time_point now) {
   if (accepting_paused_ && now >= paused_until_) accepting_paused_ = false;
   for (auto it = pending_.begin(); it != pending_.end();) {
     if (now < it->until) {
@@ -341,14 +335,14 @@ void TcpListener::Expire(Clock::time_point now) {
   std::erase_if(setups_, [now](const auto& entry) { return now >= entry.second->until; });
 }
 
-TcpListener::Setup* TcpListener::FindSetup(const std::string& link_id) {
+Acceptor::Setup* Acceptor::FindSetup(const std::string& link_id) {
   for (auto& [id, setup] : setups_) {
     if (id == link_id) return setup.get();
   }
   return nullptr;
 }
 
-void TcpListener::LogRefusal(const Pending& pending, const std::string& why) {
+void Acceptor::LogRefusal(const Pending& pending, const std::string& why) {
   refused_.fetch_add(1, std::memory_order_relaxed);
   const Clock::time_point now = Clock::now();
   // At most one line a second: a scanner must not fill the disk.
@@ -357,10 +351,10 @@ void TcpListener::LogRefusal(const Pending& pending, const std::string& why) {
     return;
   }
   spdlog::warn(
-      "links on {}: refused {}: {}{}", address_, PeerText(pending.fd.get()), why,
+      "links on {}: refused {}: {}{}", address_, hooks_.peer_text(pending.fd.get()), why,
       unlogged_ == 0 ? "" : absl::StrCat(" (and ", unlogged_, " more since the last line)"));
   last_log_ = now;
   unlogged_ = 0;
 }
 
-}  // namespace tributary::transport::tcp
+}  // namespace tributary::transport::internal
