@@ -64,7 +64,7 @@ initramfs() {
   done <"$work/modules" >"$root/modules/order"
   cp tests/rdma_vm/init.sh "$root/init"
   chmod +x "$root/init"
-  (cd "$root" && find . | -o -H newc 2>/dev/null | gzip -1 >"$work/initramfs.gz")
+  (cd "$root" && find . | busybox cpio -o -H newc 2>/dev/null | gzip -1 >"$work/initramfs.gz")
 }
 initramfs
 
@@ -78,7 +78,7 @@ boot() {  # NUMBER NETDEV
     -virtfs local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap \
     -virtfs "local,path=$repo,mount_tag=repo,security_model=none,readonly=on,multidevs=remap" \
     -virtfs "local,path=$out,mount_tag=out,security_model=none,multidevs=remap" \
-    -netdev "$2" -device virtio-net-pci,netdev=n0,mac=52:54:00:00:00:0"$1",host_mtu=4200 \
+    -netdev "$2" -device virtio-net-pci,netdev=n0,mac=52:54:00:00:00:0"$1",host_mtu=4200,romfile= \
     </dev/null >"$out/console$1" 2>&1
 }
 boot 1 "stream,id=n0,server=on,addr.type=unix,addr.path=$out/net" &

@@ -7,11 +7,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <fstream>
 #include <string>
 #include <vector>
 
 #include "tests/transport/fake_verbs.h"
 #include "tests/transport/harness.h"
+#include "transport/internal/hello.h"
 #include "transport/roce.h"
 #include "transport/roce/completion_error.h"
 #include "transport/roce/endpoint.h"
@@ -541,6 +543,45 @@ TEST(RoceEndpoint, FieldsOutOfRangeAreRefused) {
   EXPECT_EQ(refused([](auto& e) { e.set_infiniband(true); }),
             absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(roce::CheckEndpoint(GoodEndpoint(), false, 2, 1).code(), absl::StatusCode::kDataLoss);
+}
+
+TEST(RoceEndpoint, BytesOfVersionOneNeverChange) {
+  std::ifstream in(std::string(TRIBUTARY_SOURCE_DIR) + "/tests/golden/link/roce_v1.bin",
+                   std::ios::binary);
+  const std::string golden(std::istreambuf_iterator<char>(in), {});
+  // Three messages behind their prefixes, taken apart here as a socket's reader does.
+  std::vector<std::string> messages;
+  for (size_t at = 0; at < golden.size();) {
+    uint64_t length = 0;
+    std::memcpy(&length, golden.data() + at + 8, sizeof(length));
+    messages.push_back(golden.substr(at + 16, length));
+    at += 16 + length;
+  }
+  ASSERT_EQ(messages.size(), 3u);
+  const auto span = [](const std::string& text) {
+    return ByteSpan(reinterpret_cast<const uint8_t*>(text.data()), text.size());
+  };
+  const auto hello = internal::DecodeHello(span(messages[0]));
+  ASSERT_TRUE(hello.ok()) << hello.status();
+  EXPECT_EQ(hello->transport(), "roce");
+  const auto set_up = roce::DecodeSetUp(span(messages[1]));
+  ASSERT_TRUE(set_up.ok()) << set_up.status();
+  const v1::RoceEndpoint& endpoint = set_up->endpoint();
+  EXPECT_EQ(
+      roce::CheckEndpoint(endpoint, /*infiniband=*/false, /*queue_pairs=*/2, /*peer_slots=*/8),
+      absl::OkStatus());
+  EXPECT_EQ(endpoint.mtu(), 1024u);
+  EXPECT_EQ(endpoint.queue_pair(1), 300u);
+  EXPECT_EQ(endpoint.psn(1), 0xffffffu);
+  EXPECT_EQ(endpoint.slot_address(1), 0x7f0000103000u);
+  EXPECT_EQ(endpoint.slot_key(0), 0xabcu);
+  EXPECT_EQ(endpoint.grant_room(), 8u);
+  const auto connected = roce::DecodeSetUp(span(messages[2]));
+  ASSERT_TRUE(connected.ok()) << connected.status();
+  EXPECT_TRUE(connected->connected());
+  EXPECT_EQ(
+      internal::EncodeHello(*hello) + roce::EncodeSetUp(*set_up) + roce::EncodeSetUp(*connected),
+      golden);
 }
 
 TEST(RoceErrors, KnownStatusesHaveHints) {

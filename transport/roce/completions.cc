@@ -22,10 +22,6 @@ constexpr auto kCheckEvery = std::chrono::milliseconds(100);
 }  // namespace
 
 void RoceCore::Run() {
-  {
-    std::lock_guard taking(taking_);
-    for (const ibv_wc& completion : early_) TakeOne(completion);
-  }
   Clock::time_point active_until = Clock::now();
   Clock::time_point check_at = Clock::now();
   while (true) {

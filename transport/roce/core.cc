@@ -43,10 +43,12 @@ absl::StatusOr<std::unique_ptr<Link>> RoceCore::Start(ReadyWire ready,
   ASSIGN_OR_RETURN(internal::Waker control_wake, internal::Waker::Create());
   ASSIGN_OR_RETURN(internal::Waker wake, internal::Waker::Create());
   tcp::SetLinkOptions(sockets.control.get(), options.heartbeat * options.heartbeats_missed);
+  const std::vector<ibv_wc> early = std::move(ready.early);
   auto* core = new RoceCore(std::move(ready), std::move(sockets), options, spin,
                             std::move(control_wake), std::move(wake));
   auto link = std::make_unique<internal::CoreLink>(core);
   core->WatchDevice();
+  for (const ibv_wc& completion : early) core->TakeOne(completion);  // before any thread takes more
   try {
     core->thread_ = std::thread([core] { core->Run(); });
     core->StartControl();
@@ -71,8 +73,7 @@ RoceCore::RoceCore(ReadyWire ready, internal::ReadySockets sockets, const LinkOp
       named_(wire_->receive_slots()),
       grants_due_(wire_->receive_slots()),
       place_of_(wire_->receive_slots()),
-      moved_at_(Clock::now()),
-      early_(std::move(ready.early)) {
+      moved_at_(Clock::now()) {
   // The first grants are the slots in their order, as the endpoints listed them.
   for (uint32_t i = 0; i < peer_slot_.size(); ++i) peer_slot_[i] = i;
   for (uint32_t i = 0; i < granted_place_.size(); ++i) granted_place_[i] = i;

@@ -104,8 +104,7 @@ class RoceCore final : public internal::ControlledCore {
   std::string weak_reason_ ABSL_GUARDED_BY(mutex_);
   std::optional<Clock::time_point> weak_until_ ABSL_GUARDED_BY(mutex_);
 
-  std::mutex taking_;          // held while completions are taken, in their order
-  std::vector<ibv_wc> early_;  // the thread's
+  std::mutex taking_;  // held while completions are taken, in their order
   uint64_t watch_ = 0;
   std::thread thread_;
 };

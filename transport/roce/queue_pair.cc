@@ -63,7 +63,6 @@ absl::StatusOr<std::unique_ptr<QueuePair>> QueuePair::Create(VerbsApi& api, ibv_
         depths.receive, " requests: ", std::strerror(errno), "; lower the link's slots or lanes"));
   }
   RETURN_IF_ERROR(made->ToInit(port));
-  for (uint32_t i = 0; i < depths.receive; ++i) RETURN_IF_ERROR(made->PostReceive());
   return made;
 }
 

@@ -38,7 +38,7 @@ class QueuePair {
     uint32_t send = 0;
     uint32_t receive = 0;
   };
-  // A queue pair in INIT, number `index` of its link. RESOURCE_EXHAUSTED where the device has none.
+  // An empty queue pair in INIT, number `index` of its link. RESOURCE_EXHAUSTED where the device has none.
   static absl::StatusOr<std::unique_ptr<QueuePair>> Create(VerbsApi& api, ibv_pd* pd, ibv_cq* cq,
                                                            uint32_t index, const Depths& depths,
                                                            uint8_t port);
@@ -86,8 +86,13 @@ class QueuePair {
       done(request);
     }
   }
+  // After ToError: a last request, whose completion stands for unsignalled ones that were completed
+  // before and have none. Where the device does not even take it, sends are not waited for.
+  void PostMarker() { unmarked_ = !PostEmpty(SentRequest::Kind::kMarker).ok(); }
   // Nothing that was posted is still with the device.
-  bool Accounted() const { return in_flight_.empty() && received_ == posted_receives_; }
+  bool Accounted() const {
+    return (in_flight_.empty() || unmarked_) && received_ == posted_receives_;
+  }
   uint64_t unaccounted() const { return in_flight_.size() + posted_receives_ - received_; }
   size_t in_flight() const { return in_flight_.size(); }
   uint32_t unsignalled() const { return unsignalled_; }
@@ -113,6 +118,7 @@ class QueuePair {
   uint64_t posted_receives_ = 0;
   uint64_t received_ = 0;
   uint32_t unsignalled_ = 0;  // posted since the last signalled one
+  bool unmarked_ = false;
 };
 
 // The largest path MTU of a port, and whether `bytes` is one.
