@@ -1,7 +1,9 @@
 // Making fabrics, and passing their addresses from parent to child.
 #include "server/fabrics.h"
 
+#include <spdlog/spdlog.h>
 #include <algorithm>
+
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -34,6 +36,23 @@ transport::RoceOptions RoceOptionsOf(const TransportConfig& config, uint32_t lin
   return options;
 }
 
+// RDMA before tcp and after shared memory, where there is any. It listens on a port of its own;
+// whether the other side can be reached by it shows when it is tried.
+void AddRoce(const TransportConfig& config, uint32_t links,
+             std::vector<transport::AutoCandidate>* candidates) {
+  constexpr int kPreference = 200;
+  auto fabric = transport::MakeRoceFabric(RoceOptionsOf(config, links));
+  if (!fabric.ok()) {
+    spdlog::info("links: auto goes without RoCE: {}", Text(fabric.status()));
+    return;
+  }
+  candidates->push_back({.fabric = *std::move(fabric),
+                         .listen = config.listen.substr(0, config.listen.rfind(':')) + ":0",
+                         .preference = kPreference,
+                         .self = "",
+                         .fits = {}});
+}
+
 }  // namespace
 
 const std::vector<std::string>& TransportKinds() {
@@ -51,6 +70,7 @@ absl::StatusOr<FabricChoice> MakeFabric(const TransportConfig& config, uint32_t 
   if (config.kind == "auto") {
     std::vector<transport::AutoCandidate> candidates;
     candidates.push_back(transport::ShmCandidate());
+    AddRoce(config, links, &candidates);
     candidates.push_back(transport::TcpCandidate(config.listen));
     return FabricChoice{transport::MakeAutoFabric(std::move(candidates)), ""};
   }
@@ -60,9 +80,19 @@ absl::StatusOr<FabricChoice> MakeFabric(const TransportConfig& config, uint32_t 
 
 std::vector<LinkPlace> PlacesToTell(const std::string& kind, const std::string& bound,
                                     const std::string& advertise) {
+  // What is advertised is the port that [transport] listen gives; auto's others are behind its
+  // host.
+  std::string advertised = bound;
+  if (const auto offers = transport::DecodeOffers(bound); offers.ok()) {
+    for (const transport::AutoOffer& offer : *offers) {
+      if (offer.kind == "tcp") advertised = offer.address;
+    }
+  }
   const auto told = [&](const std::string& address) {
     if (!IsHostPort(address)) return address;
-    return advertise.empty() ? address.substr(address.rfind(':')) : advertise;
+    const std::string port = address.substr(address.rfind(':'));
+    if (advertise.empty() || address == advertised) return advertise.empty() ? port : advertise;
+    return advertise.substr(0, advertise.rfind(':')) + port;
   };
   std::vector<LinkPlace> out = {{kind, transport::MapAddresses(bound, told)}};
   if (const auto offers = transport::DecodeOffers(bound); offers.ok()) {

@@ -1,6 +1,8 @@
 // The Link calls of a RoCE link, its start and its end.
 #include "transport/roce/core.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <cstring>
 #include <system_error>
@@ -47,6 +49,7 @@ absl::StatusOr<std::unique_ptr<Link>> RoceCore::Start(ReadyWire ready,
   auto* core = new RoceCore(std::move(ready), std::move(sockets), options, spin,
                             std::move(control_wake), std::move(wake));
   auto link = std::make_unique<internal::CoreLink>(core);
+  spdlog::info("link over RoCE with \"{}\": {}", core->peer(), core->wire_->description());
   core->WatchDevice();
   for (const ibv_wc& completion : early) core->TakeOne(completion);  // before any thread takes more
   try {
@@ -82,10 +85,11 @@ RoceCore::RoceCore(ReadyWire ready, internal::ReadySockets sockets, const LinkOp
 void RoceCore::WatchDevice() {
   watch_ = wire_->device().Watch([this](const std::string& what, uint32_t number) {
     std::lock_guard lock(mutex_);
+    if (!posting_ || weak_until_.has_value()) return;
     const auto& pairs = wire_->queue_pairs();
     const bool ours = std::any_of(pairs.begin(), pairs.end(),
                                   [&](const auto& pair) { return pair->number() == number; });
-    if (!posting_ || (number != 0 && !ours) || weak_until_.has_value()) return;
+    if (number != 0 && !ours) return;
     weak_reason_ =
         absl::StrCat(state_.peer(), ": RDMA device ", wire_->device().name(), ": ", what);
     weak_until_ = Clock::now() + kWeakWait;
@@ -154,7 +158,7 @@ void RoceCore::PostChunk(const internal::SlotChunk& chunk, uint32_t peer_slot) {
   auto& pairs = wire_->queue_pairs();
   QueuePair& pair = *pairs[chunk.sequence % pairs.size()];
   const Slot& from = wire_->slot(chunk.slot);
-  if (!SendsAreUnderWay()) moved_at_ = Clock::now();
+  BeforePost();
   const bool closing = !state_.SendStatus().ok();  // its flushes may be posted already
   const bool signalled = closing || pair.unsignalled() + 1 >= signal_every_;
   const absl::Status posted = pair.PostWrite({.from = from.data,
@@ -181,6 +185,7 @@ void RoceCore::PostGrants() {
     const uint32_t place = free_places_.front();
     free_places_.pop_front();
     granted_place_[named_ % ring] = place;
+    BeforePost();
     const bool signalled = pair.unsignalled() + 1 >= std::min<size_t>(signal_every_, ring);
     const absl::Status posted = pair.PostGrant(Immediate(named_, place), signalled);
     ++named_;
@@ -194,6 +199,7 @@ void RoceCore::PostFlushes() {
   if (!posting_ || state_.failed() || state_.flushed()) return;
   for (const auto& pair : wire_->queue_pairs()) {
     if (pair->unsignalled() == 0 || pair->in_flight() >= QueueRoom()) continue;
+    BeforePost();
     const absl::Status posted = pair->PostEmpty(SentRequest::Kind::kFlush);
     if (!posted.ok()) {
       return Fail(Annotate(posted, state_.peer()), /*local=*/false, /*tell=*/true);
@@ -230,6 +236,11 @@ void RoceCore::Return(uint32_t slot) {
     }
   }
   Unref();
+}
+
+// Progress is owed from here on, where nothing was under way.
+void RoceCore::BeforePost() {
+  if (!SendsAreUnderWay()) moved_at_ = Clock::now();
 }
 
 bool RoceCore::SendsAreUnderWay() const {

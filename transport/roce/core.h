@@ -66,6 +66,7 @@ class RoceCore final : public internal::ControlledCore {
   void PostFlushes() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Grants and flushes stop at this many requests in a queue, so that chunks always have room.
   size_t QueueRoom() const { return wire_->slots() + 2 * wire_->receive_slots(); }
+  void BeforePost() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool SendsAreUnderWay() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // completions.cc
