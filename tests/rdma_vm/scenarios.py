@@ -352,7 +352,7 @@ def federated(_):
     for transport in ("tcp", "roce"):
         directory = f"/tmp/run-{transport}"
         os.makedirs(directory)
-        link = f"[transport]\nkind = \"{transport}\"\nlisten = \"%s:0\"\n"
+        link = f"[transport]\nkind = \"{transport}\"\nlisten = \"%s:0\"\n[transport.roce]\narena_bytes = \"64MiB\"\n"
         with open(f"{directory}/global.toml", "w") as file:
             file.write(f"[node]\nname = \"global\"\nlisten = \"{HERE}:7070\"\n" + link % HERE +
                        "[run]\nname = \"vm\"\nrounds = 3\nmodel = \"logreg\"\nstartup_limit_s = 120\n"
