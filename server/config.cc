@@ -60,6 +60,13 @@ void ReadTransport(TomlReader& toml, TransportConfig* t) {
   ReadIn(toml, "transport", "slots", &t->slots, 2, 1024);
   ReadIn(toml, "transport", "heartbeat_s", &t->heartbeat_s, 0.05, 3600);
   ReadIn(toml, "transport", "progress_timeout_s", &t->progress_timeout_s, 0.1, 86400);
+  toml.Read("transport.roce", "device", &t->roce.device);
+  ReadIn(toml, "transport.roce", "gid_index", &t->roce.gid_index, -1, 255);
+  ReadIn(toml, "transport.roce", "path_mtu", &t->roce.path_mtu, 0, 4096);
+  ReadIn(toml, "transport.roce", "traffic_class", &t->roce.traffic_class, 0, 255);
+  ReadIn(toml, "transport.roce", "hop_limit", &t->roce.hop_limit, 1, 255);
+  toml.ReadBytes("transport.roce", "arena_bytes", &t->roce.arena_bytes);
+  ReadOneOf(toml, "transport.roce", "memory", &t->roce.memory, {"host", "cuda"});
 }
 
 void ReadNodeSections(TomlReader& toml, Config* c) {

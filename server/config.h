@@ -20,6 +20,16 @@ struct NodeConfig {                     // [node]
                                         // preference; empty: this is the root
 };
 
+struct RoceConfig {            // [transport.roce]: read where kind is "roce"; see transport/roce.h
+  std::string device;          // empty: by the link's address
+  int gid_index = -1;          // -1: by the link's address
+  uint32_t path_mtu = 0;       // 0: what both ports have
+  uint32_t traffic_class = 0;  // 0..255
+  uint32_t hop_limit = 64;     // 1..255
+  uint64_t arena_bytes = uint64_t{256} << 20;
+  std::string memory = "host";  // or "cuda"
+};
+
 struct TransportConfig {  // [transport]
   // Towards the parent, and offered to children: "tcp", "shm" (one machine only), or "auto": the
   // best that both sides can do.
@@ -31,6 +41,7 @@ struct TransportConfig {  // [transport]
   uint32_t slots = 8;  // receive slots per link, of 1 MiB each; 2..1024
   double heartbeat_s = 1;
   double progress_timeout_s = 60;
+  RoceConfig roce;
 };
 
 struct LimitsConfig {                           // [limits]

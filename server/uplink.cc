@@ -281,7 +281,8 @@ class GrpcUplink final : public Uplink {
   // ---- The link
 
   void LinkLoop() {
-    const absl::StatusOr<FabricChoice> choice = MakeFabric(options_.transport);
+    // Two: a link that ends may still hold its memory while the next is made.
+    const absl::StatusOr<FabricChoice> choice = MakeFabric(options_.transport, /*links=*/2);
     if (!choice.ok()) return spdlog::error("no link to the parent: {}", Text(choice.status()));
     absl::Duration wait = kBackoffMin;
     while (true) {

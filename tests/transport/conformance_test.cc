@@ -24,13 +24,7 @@ struct Pair {
 
 class Conformance : public ::testing::TestWithParam<std::string> {
  protected:
-  void SetUp() override {
-    if (GetParam() == "tcp") harness_ = MakeTcpHarness();
-    if (GetParam() == "decorated") harness_ = MakeDecoratedTcpHarness();
-    if (GetParam() == "shm") harness_ = MakeShmHarness();
-    if (GetParam() == "auto") harness_ = MakeAutoHarness();
-    if (GetParam() == "sim") harness_ = MakeSimHarness();
-  }
+  void SetUp() override { harness_ = MakeHarness(GetParam()); }
 
   Pair Make(LinkOptions server = SmallOptions("server"),
             LinkOptions client = SmallOptions("client")) {
@@ -382,8 +376,7 @@ TEST_P(Conformance, LinksOutliveTheirListenerAndFollowOneAnother) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Fabrics, Conformance,
-                         ::testing::Values("tcp", "shm", "auto", "sim", "decorated"),
+INSTANTIATE_TEST_SUITE_P(Fabrics, Conformance, ::testing::ValuesIn(FabricsUnderTest()),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

@@ -201,7 +201,7 @@ void Acceptor::HandleHello(Pending& pending, ByteSpan message) {
 }
 
 absl::Status Acceptor::StartSetup(Pending& pending, v1::LinkHello hello) {
-  RETURN_IF_ERROR(CheckFit(hello, options_));
+  RETURN_IF_ERROR(CheckFit(hello, options_, hooks_.transport));
   if (hooks_.admit) RETURN_IF_ERROR(hooks_.admit(pending.fd.get()));
   if (FindSetup(hello.link_id()) != nullptr) {
     return absl::AlreadyExistsError("a link with this id is being set up; pick a new random id");
@@ -216,6 +216,7 @@ absl::Status Acceptor::StartSetup(Pending& pending, v1::LinkHello hello) {
   setup->until = pending.until;
   v1::LinkHello ours = ControlHello(options_, hello.link_id(), RandomEpoch());
   ours.set_lanes(std::min(options_.lanes, hello.lanes()));
+  ours.set_transport(hooks_.transport);
   const uint32_t lanes = hooks_.data_sockets ? ours.lanes() : 0;
   setup->sockets.lanes.resize(lanes);
   setup->claimed.resize(lanes, false);
@@ -309,6 +310,7 @@ void Acceptor::Finish(const std::string& link_id) {
                                [&](const auto& entry) { return entry.first == link_id; });
   std::unique_ptr<Setup> setup = std::move(it->second);
   setups_.erase(it);
+  if (hooks_.take) return hooks_.take(std::move(setup->sockets));
   absl::StatusOr<std::unique_ptr<Link>> link = hooks_.make(std::move(setup->sockets), options_);
   if (!link.ok()) {
     refused_.fetch_add(1, std::memory_order_relaxed);

@@ -39,6 +39,12 @@ struct AcceptorHooks {
   std::function<absl::Status(int fd)> admit;
   // Whether a link has data sockets beside its control socket, which bring their own hellos.
   bool data_sockets = true;
+  // Told in the hello and asked of the peer's, where the port does not say it: empty for the
+  // others.
+  std::string transport = {};
+  // Instead of `make`, where making a link takes longer than the accept loop may: takes the sockets
+  // away, and Accept never returns that link.
+  std::function<void(ReadySockets)> take = nullptr;
 };
 
 class Acceptor final : public Listener {

@@ -28,9 +28,10 @@ absl::StatusOr<v1::LinkHelloReply> ExchangeHello(int fd, const v1::LinkHello& he
   return DecodeReply(message);
 }
 
-absl::Status CheckAnswer(const v1::LinkHello& theirs, const LinkOptions& ours) {
+absl::Status CheckAnswer(const v1::LinkHello& theirs, const LinkOptions& ours,
+                         absl::string_view transport) {
   RETURN_IF_ERROR(CheckControlHello(theirs));
-  RETURN_IF_ERROR(CheckFit(theirs, ours));
+  RETURN_IF_ERROR(CheckFit(theirs, ours, transport));
   if (theirs.lanes() <= ours.lanes) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat("the peer wants ", theirs.lanes(),
                                                     " lanes, more than the ", ours.lanes,

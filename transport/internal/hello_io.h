@@ -3,6 +3,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "transport/internal/deadline.h"
 #include "transport/link.h"
 #include "tributary/v1/link.pb.h"
@@ -16,6 +17,7 @@ absl::StatusOr<v1::LinkHelloReply> ExchangeHello(int fd, const v1::LinkHello& he
 
 // What the acceptor of a control socket answered, checked against what was offered:
 // FAILED_PRECONDITION where the two sides cannot work together.
-absl::Status CheckAnswer(const v1::LinkHello& theirs, const LinkOptions& ours);
+absl::Status CheckAnswer(const v1::LinkHello& theirs, const LinkOptions& ours,
+                         absl::string_view transport = "");
 
 }  // namespace tributary::transport::internal

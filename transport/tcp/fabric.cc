@@ -1,16 +1,15 @@
-// The TCP fabric: listening, and the connecting side of the hello.
+// The TCP fabric: listening, and the data sockets of the connecting side.
 #include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "transport/internal/acceptor.h"
 #include "transport/internal/hello.h"
 #include "transport/internal/hello_io.h"
 #include "transport/tcp.h"
 #include "transport/tcp/core.h"
+#include "transport/tcp/greeting.h"
 #include "transport/tcp/socket.h"
 
 namespace tributary::transport {
@@ -21,14 +20,9 @@ using internal::Deadline;
 
 absl::StatusOr<std::unique_ptr<Link>> SetUp(const SocketAddress& address,
                                             const LinkOptions& options, const Deadline& deadline) {
-  const std::string link_id = internal::RandomLinkId();
-  internal::ReadySockets sockets;
-  sockets.hellos.ours = internal::ControlHello(options, link_id, internal::RandomEpoch());
-  ASSIGN_OR_RETURN(sockets.control, ConnectTo(address, deadline));
-  ASSIGN_OR_RETURN(v1::LinkHelloReply reply,
-                   internal::ExchangeHello(sockets.control.get(), sockets.hellos.ours, deadline));
-  sockets.hellos.theirs = reply.hello();
-  RETURN_IF_ERROR(internal::CheckAnswer(sockets.hellos.theirs, options));
+  ASSIGN_OR_RETURN(internal::ReadySockets sockets,
+                   Greet(address, options, /*transport=*/"", deadline));
+  const std::string& link_id = sockets.hellos.ours.link_id();
   for (uint32_t lane = 0; lane < sockets.hellos.theirs.lanes(); ++lane) {
     ASSIGN_OR_RETURN(Fd fd, ConnectTo(address, deadline));
     RETURN_IF_ERROR(
@@ -44,33 +38,16 @@ class TcpFabric final : public Fabric {
 
   absl::StatusOr<std::unique_ptr<Listener>> Listen(const std::string& address,
                                                    const LinkOptions& options) override {
-    RETURN_IF_ERROR(internal::CheckLinkOptions(options));
-    ASSIGN_OR_RETURN(std::vector<SocketAddress> addresses, Resolve(address, /*to_listen=*/true));
-    absl::StatusOr<Fd> fd = absl::UnavailableError(absl::StrCat("no address in \"", address, "\""));
-    for (const SocketAddress& one : addresses) {
-      fd = ListenOn(one);
-      if (fd.ok()) break;
-    }
-    if (!fd.ok()) return fd.status();
-    std::string bound = ToText(LocalAddress(fd->get()));
-    return internal::Acceptor::Start(std::move(*fd), std::move(bound), options,
-                                     {.make = TcpCore::Start, .peer_text = PeerText, .admit = {}});
+    return ListenForLinks(address, options,
+                          {.make = TcpCore::Start, .peer_text = PeerText, .admit = {}});
   }
 
   absl::StatusOr<std::unique_ptr<Link>> Connect(const std::string& address,
                                                 const LinkOptions& options) override {
-    RETURN_IF_ERROR(internal::CheckLinkOptions(options));
-    const Deadline deadline = Deadline::After(options.connect_timeout);
-    ASSIGN_OR_RETURN(std::vector<SocketAddress> candidates, Resolve(address, /*to_listen=*/false));
-    absl::Status status;
-    for (const SocketAddress& candidate : candidates) {
-      absl::StatusOr<std::unique_ptr<Link>> link = SetUp(candidate, options, deadline);
-      if (link.ok()) return link;
-      // The first candidate's words, unless a later one got further than not being reached.
-      if (status.ok() || absl::IsUnavailable(status)) status = link.status();
-      if (deadline.Expired()) break;
-    }
-    return Annotate(status, absl::StrCat("link to ", address));
+    return ConnectToAny(address, options,
+                        [&](const SocketAddress& candidate, const Deadline& deadline) {
+                          return SetUp(candidate, options, deadline);
+                        });
   }
 };
 
