@@ -67,10 +67,10 @@ Counters ReadPortCounters(const SysFiles& files, const std::string& device, uint
   Counters out;
   for (const char* folder : {"counters", "hw_counters"}) {
     const std::string base =
-        absl::StrCat("/sys/class/infiniband/", device, "/ports/", port, "/", folder);
+        absl::StrCat("/sys/class/infiniband/", device, "/ports/", port, "/", folder, "/");
     for (const std::string& name : files.List(base)) {
       uint64_t value = 0;
-      const auto text = files.Read(base + "/" + name);
+      const auto text = files.Read(base + name);
       if (text.ok() && absl::SimpleAtoi(*text, &value)) out[name] = value;
     }
   }

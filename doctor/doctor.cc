@@ -46,7 +46,7 @@ void CheckRdma(const Exam& exam, const internal::Inventory& inventory) {
     return;
   }
   internal::CheckRdmaBasis(exam, inventory);
-  const bool may_register = internal::CheckMemlock(exam);
+  const bool may_register = internal::CheckMemlock(exam, inventory);
   internal::CheckPorts(exam, inventory);
   internal::CheckTraffic(exam, inventory, may_register);
 }

@@ -5,12 +5,12 @@
 #include <string>
 #include <vector>
 
+#include "doctor/address.h"
 #include "doctor/doctor.h"
 #include "doctor/environment.h"
 #include "doctor/internal/inventory.h"
 #include "doctor/report.h"
 #include "server/config.h"
-#include "transport/rdma/memlock.h"
 
 namespace tributary::doctor::internal {
 
@@ -36,19 +36,21 @@ struct Exam {
   }
 };
 
-// What one link registers or shares, and how many links the checks look for: the children's number
-// is not in a config. A guess at a small tree, used for warnings only.
+// How many links the checks look for: the number of children is not in a config. A guess at a small
+// tree, used for warnings only.
 inline constexpr uint32_t kLinksToPlanFor = 8;
-transport::rdma::RegistrationPlan PlanOf(const Exam& exam, uint32_t links);
+
+// The address that other aggregators' links will go to.
+absl::StatusOr<Reachable> LinkAddress(const Exam& exam);
 
 // How a finding calls a port: "mlx5_0/1".
 std::string PortName(const RdmaDevice& device, const RdmaPort& port);
 
 // rdma.libraries, .devices, .nodes, .netns, .fork
 void CheckRdmaBasis(const Exam& exam, const Inventory& inventory);
-// rdma.memlock; false where not even one link can be registered.
-bool CheckMemlock(const Exam& exam);
-// rdma.port, .mtu, .gids, .bond of every port
+// rdma.memlock; false where the arenas cannot be registered.
+bool CheckMemlock(const Exam& exam, const Inventory& inventory);
+// rdma.port, .mtu, .gids, .bond of every port; rdma.address
 void CheckPorts(const Exam& exam, const Inventory& inventory);
 // rdma.self_test, rdma.counters of every active port; `may_register`: what CheckMemlock said
 void CheckTraffic(const Exam& exam, const Inventory& inventory, bool may_register);

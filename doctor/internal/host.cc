@@ -97,18 +97,22 @@ void CheckAddress(const Exam& exam, const std::string& name, const std::string& 
   }
 }
 
+// The host and port that children's links are told, as the config has it, and the key that says so.
+struct LinkTarget {
+  HostPort at;
+  const char* key;
+};
+LinkTarget LinkTargetOf(const server::TransportConfig& config) {
+  if (!config.advertise.empty()) return {SplitHostPort(config.advertise), "[transport] advertise"};
+  return {SplitHostPort(config.listen), "[transport] listen"};
+}
+
 void CheckAddresses(const Exam& exam) {
-  const server::Config& config = exam.config;
-  const HostPort node = SplitHostPort(config.node.listen);
+  const HostPort node = SplitHostPort(exam.config.node.listen);
   CheckAddress(exam, "address.node", "[node] listen", node.host, node.port, true);
   const bool local = IsLoopback(node.host) || node.host == "localhost";
-  if (!config.transport.advertise.empty()) {
-    const HostPort told = SplitHostPort(config.transport.advertise);
-    CheckAddress(exam, "address.links", "[transport] advertise", told.host, told.port, local);
-  } else {
-    const HostPort links = SplitHostPort(config.transport.listen);
-    CheckAddress(exam, "address.links", "[transport] listen", links.host, links.port, local);
-  }
+  const LinkTarget links = LinkTargetOf(exam.config.transport);
+  CheckAddress(exam, "address.links", links.key, links.at.host, links.at.port, local);
 }
 
 // "tributary (pid 4711)": who listens on a TCP port, as far as this user may see.
@@ -161,6 +165,10 @@ void CheckPort(const Exam& exam, const std::string& name, const std::string& key
 }
 
 }  // namespace
+
+absl::StatusOr<Reachable> LinkAddress(const Exam& exam) {
+  return AddressOf(exam, LinkTargetOf(exam.config.transport).at.host);
+}
 
 void CheckHost(const Exam& exam) {
   CheckDescriptors(exam);

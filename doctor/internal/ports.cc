@@ -93,7 +93,7 @@ void CheckGids(const Exam& exam, const RdmaPort& port, const std::string& where)
   for (const RankedGid& gid : RankGids(port.gids, wish)) {
     if (gid.entry.index != picked->entry.index) rest.push_back(GidLine(gid));
   }
-  std::string seen = absl::StrCat("picks ", GidLine(*picked));
+  std::string seen = absl::StrCat("best is ", GidLine(*picked));
   if (!rest.empty()) absl::StrAppend(&seen, "; before ", absl::StrJoin(rest, ", "));
   const bool unknown = picked->entry.type == transport::rdma::GidType::kUnknown;
   exam.Add(name, unknown ? Verdict::kWarn : Verdict::kOk, seen,
@@ -101,6 +101,53 @@ void CheckGids(const Exam& exam, const RdmaPort& port, const std::string& where)
                ? "cat /sys/class/infiniband/*/ports/*/gid_attrs/types/*  # on the host, outside "
                  "the container; then set the index of the RoCE v2 entry in the config"
                : "");
+}
+
+// Where an address stands as a GID of an active port; nothing in `port` where it does not.
+struct Owner {
+  std::string port;
+  RankedGid gid;
+};
+
+// The owner of `address`; else, where there is one, the first port's best.
+Owner OwnerOf(const Inventory& inventory, const std::string& address, Owner* instead) {
+  for (const RdmaDevice& device : inventory.devices) {
+    for (const RdmaPort& port : device.ports) {
+      if (!port.active() || port.link_layer == LinkLayer::kInfiniband) continue;
+      for (const RankedGid& gid : RankGids(port.gids, {})) {
+        if (!gid.usable) continue;
+        if (GidText(gid.entry.gid) == address) return {PortName(device, port), gid};
+        if (instead->port.empty()) *instead = {PortName(device, port), gid};
+      }
+    }
+  }
+  return {};
+}
+
+// A link's queue pairs use the GID of the address that its control socket has.
+void CheckLinkAddress(const Exam& exam, const Inventory& inventory) {
+  const std::string name = "rdma.address";
+  const auto address = LinkAddress(exam);
+  if (!address.ok() || address->loopback) {
+    exam.report.Skip(name, address.ok() ? "links stay on this machine" : Text(address.status()));
+    return;
+  }
+  Owner instead;
+  const Owner owner = OwnerOf(inventory, address->address, &instead);
+  if (!owner.port.empty()) {
+    exam.report.Ok(name, absl::StrCat("links to ", address->address, " use GID ",
+                                      owner.gid.entry.index, " of ", owner.port));
+  } else if (instead.port.empty()) {
+    exam.report.Skip(name, "no active RoCE port has a GID to use");
+  } else {
+    const std::string better = GidText(instead.gid.entry.gid);
+    exam.Add(name, exam.Bad(),
+             absl::StrCat("links would go to ", address->address, " (", address->why,
+                          "), which no RDMA device has; ", instead.port, " has ", better),
+             absl::StrCat("[transport] listen = \"",
+                          better.find(':') == std::string::npos ? better : "[" + better + "]",
+                          ":PORT\", and children join under an address of that network"));
+  }
 }
 
 }  // namespace
@@ -125,6 +172,7 @@ void CheckPorts(const Exam& exam, const Inventory& inventory) {
       }
     }
   }
+  if (inventory.any_active()) CheckLinkAddress(exam, inventory);
 }
 
 }  // namespace tributary::doctor::internal

@@ -3,7 +3,7 @@
 #include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "doctor/internal/exam.h"
-#include "transport/link.h"
+#include "transport/rdma/memlock.h"
 
 namespace tributary::doctor::internal {
 namespace {
@@ -126,13 +126,6 @@ void CheckFork(const Exam& exam, const Inventory& inventory) {
 
 }  // namespace
 
-transport::rdma::RegistrationPlan PlanOf(const Exam& exam, uint32_t links) {
-  return {.chunk_bytes = transport::LinkOptions().chunk_bytes,
-          .slots = exam.config.transport.slots,
-          .links = links,
-          .queue_pairs = exam.config.transport.lanes};
-}
-
 void CheckRdmaBasis(const Exam& exam, const Inventory& inventory) {
   CheckLibraries(exam, inventory);
   CheckDevices(exam, inventory);
@@ -141,31 +134,29 @@ void CheckRdmaBasis(const Exam& exam, const Inventory& inventory) {
   CheckFork(exam, inventory);
 }
 
-bool CheckMemlock(const Exam& exam) {
+bool CheckMemlock(const Exam& exam, const Inventory& inventory) {
   const auto limit = transport::rdma::ReadMemlockLimit(*exam.env.files);
   if (!limit.ok()) {
     exam.report.Skip("rdma.memlock", Text(limit.status()));
     return true;
   }
-  const uint64_t one = MemlockNeedBytes(PlanOf(exam, 1));
-  const uint64_t all = MemlockNeedBytes(PlanOf(exam, kLinksToPlanFor));
+  transport::rdma::RegistrationPlan plan;
+  plan.devices = static_cast<uint32_t>(inventory.devices.size());
+  const uint64_t need = MemlockNeedBytes(plan);
+  std::string seen =
+      absl::StrCat(BytesText(need), " are needed for an arena of ", BytesText(plan.arena_bytes),
+                   " on ", plan.devices, plan.devices == 1 ? " device" : " devices");
   if (limit->exempt) {
-    exam.report.Ok("rdma.memlock",
-                   absl::StrCat("CAP_IPC_LOCK: no limit; a link needs ", BytesText(one)));
+    exam.report.Ok("rdma.memlock", absl::StrCat("no limit (CAP_IPC_LOCK); ", seen));
     return true;
   }
-  const std::string seen =
-      absl::StrCat("this process may lock ", BytesText(limit->bytes), "; a link needs ",
-                   BytesText(one), ", ", kLinksToPlanFor, " links ", BytesText(all));
-  if (MemlockSuffices(all, *limit)) {
+  seen = absl::StrCat("this process may lock ", BytesText(limit->bytes), "; ", seen);
+  if (MemlockSuffices(need, *limit)) {
     exam.report.Ok("rdma.memlock", seen);
     return true;
   }
-  const bool first = MemlockSuffices(one, *limit);
-  exam.Add("rdma.memlock", first ? Verdict::kWarn : exam.Bad(),
-           first ? absl::StrCat(seen, ": enough for ", limit->bytes / one) : seen,
-           transport::rdma::MemlockMend(all));
-  return first;
+  exam.Add("rdma.memlock", exam.Bad(), seen, transport::rdma::MemlockMend(need));
+  return false;
 }
 
 }  // namespace tributary::doctor::internal

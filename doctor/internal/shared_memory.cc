@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "doctor/internal/exam.h"
+#include "transport/link.h"
 
 namespace tributary::doctor::internal {
 namespace {
@@ -68,11 +69,9 @@ void CheckSharedMemory(const Exam& exam) {
     return;
   }
   // Slots both ways, as a link registers them.
-  const auto bytes = [&](uint32_t links) {
-    const auto plan = PlanOf(exam, links);
-    return uint64_t{2} * plan.links * plan.slots * plan.chunk_bytes;
-  };
-  CheckMemfd(exam, bytes(1), bytes(kLinksToPlanFor));
+  const uint64_t one =
+      uint64_t{2} * exam.config.transport.slots * transport::LinkOptions().chunk_bytes;
+  CheckMemfd(exam, one, kLinksToPlanFor * one);
   const auto space = exam.env.space("/dev/shm");
   if (!space.ok()) {
     exam.Add("shm.dev_shm", Verdict::kWarn, Text(space.status()),

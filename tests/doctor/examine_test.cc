@@ -106,10 +106,13 @@ TEST_F(Examined, AWholeRoceMachineIsFit) {
                "Max open files            65536                65536                files\n"
                "Max locked memory         unlimited            unlimited            bytes\n");
   tree_->Write("/proc/self/status", "CapEff:\t0\nCpus_allowed_list:\t4-7\nMems_allowed_list:\t1\n");
+  env_.interfaces = [] {
+    return std::vector<InterfaceAddress>{{"lo", "127.0.0.1", true}, {"ens1f0", "10.1.2.3", true}};
+  };
   const Report report = Run("roce");
   EXPECT_EQ(report.exit_code(), 0) << report.ToText();
   EXPECT_EQ(report.Count(Verdict::kWarn), 0) << report.ToText();
-  EXPECT_THAT(At(report, "rdma.gids mlx5_0/1").seen, StartsWith("picks 3 10.1.2.3 on ens1f0"));
+  EXPECT_THAT(At(report, "rdma.gids mlx5_0/1").seen, StartsWith("best is 3 10.1.2.3 on ens1f0"));
   EXPECT_THAT(At(report, "rdma.mtu mlx5_0/1").seen, HasSubstr("active path MTU 4096"));
   EXPECT_EQ(At(report, "rdma.port mlx5_0/2").verdict, Verdict::kSkipped);  // no cable
   EXPECT_THAT(At(report, "rdma.self_test mlx5_0/1").seen, HasSubstr("16 MiB to itself over GID 3"));
@@ -141,10 +144,24 @@ TEST_F(Examined, TypesThatSysHidesAreAskedOfLibibverbs) {
                       {1, IBV_GID_TYPE_ROCE_V2},
                       {2, IBV_GID_TYPE_ROCE_V2},
                       {3, IBV_GID_TYPE_ROCE_V1}};
-  EXPECT_THAT(At(Run("auto"), "rdma.gids mlx5_0/1").seen, StartsWith("picks 2 10.1.2.3 (RoCE v2,"));
+  EXPECT_THAT(At(Run("auto"), "rdma.gids mlx5_0/1").seen,
+              StartsWith("best is 2 10.1.2.3 (RoCE v2,"));
   verbs_.gid_types.clear();
   EXPECT_THAT(At(Run("auto"), "rdma.gids mlx5_0/1").seen,
-              StartsWith("picks 3 10.1.2.3 (RoCE v2 by its place"));
+              StartsWith("best is 3 10.1.2.3 (RoCE v2 by its place"));
+}
+
+TEST_F(Examined, LinksThatWouldMissTheRdmaDeviceAreToldItsAddress) {
+  Machine("dual_stack");  // whose default route is over eth0, 10.0.0.5, without RDMA
+  const Finding f = At(Run("roce"), "rdma.address");
+  EXPECT_EQ(f.verdict, Verdict::kFail);
+  EXPECT_THAT(f.seen, HasSubstr("10.0.0.5"));
+  EXPECT_THAT(f.mend, HasSubstr("[transport] listen = \"10.1.2.3:PORT\""));
+  EXPECT_EQ(At(Run("auto"), "rdma.address").verdict, Verdict::kWarn);
+  config_ = ConfigWith("roce");
+  config_.transport.advertise = "10.1.2.3:7071";
+  const Report told = Examine({.config = &config_, .file = "f", .peer = ""}, env_);
+  EXPECT_EQ(At(told, "rdma.address").seen, "links to 10.1.2.3 use GID 3 of mlx5_0/1");
 }
 
 TEST_F(Examined, ABondIsShownWithItsLegs) {

@@ -20,20 +20,15 @@ using ::testing::HasSubstr;
 
 constexpr uint64_t kMiB = 1 << 20;
 
-TEST(MemlockNeed, CountsSlotsBothWaysAndQueues) {
-  // 2 · 8 slots of 1 MiB, and 2 queue pairs of 128 KiB.
-  EXPECT_EQ(MemlockNeedBytes({.chunk_bytes = kMiB, .slots = 8, .links = 1, .queue_pairs = 2}),
-            16 * kMiB + 2 * 131072);
-  EXPECT_EQ(MemlockNeedBytes({.chunk_bytes = kMiB, .slots = 8, .links = 10, .queue_pairs = 2}),
-            10 * (16 * kMiB + 2 * 131072));
-  EXPECT_EQ(MemlockNeedBytes({.chunk_bytes = kMiB, .slots = 8, .links = 0, .queue_pairs = 2}), 0);
+TEST(MemlockNeed, CountsTheArenaAndTheQueuesOfEachDevice) {
+  EXPECT_EQ(MemlockNeedBytes({.arena_bytes = 256 * kMiB, .devices = 1}), 260 * kMiB);
+  EXPECT_EQ(MemlockNeedBytes({.arena_bytes = 256 * kMiB, .devices = 2}), 520 * kMiB);
+  EXPECT_EQ(MemlockNeedBytes({.arena_bytes = 256 * kMiB, .devices = 0}), 0);
 }
 
 TEST(MemlockNeed, SaturatesInsteadOfWrapping) {
-  EXPECT_EQ(
-      MemlockNeedBytes(
-          {.chunk_bytes = uint64_t{1} << 40, .slots = 1 << 20, .links = 1 << 20, .queue_pairs = 1}),
-      UINT64_MAX);
+  EXPECT_EQ(MemlockNeedBytes({.arena_bytes = UINT64_MAX - 1, .devices = 1}), UINT64_MAX);
+  EXPECT_EQ(MemlockNeedBytes({.arena_bytes = uint64_t{1} << 62, .devices = 5}), UINT64_MAX);
 }
 
 struct Case {
@@ -115,8 +110,7 @@ TEST(RequireMemlock, With64KiBAProcessIsRefusedWithTheNumberAndTheMend) {
     data[0].effective &= ~(1U << CAP_IPC_LOCK);
     data[0].permitted &= ~(1U << CAP_IPC_LOCK);
     syscall(SYS_capset, &header, data);
-    const std::string said = Text(
-        RequireMemlock({.chunk_bytes = kMiB + 4096, .slots = 8, .links = 1, .queue_pairs = 2}));
+    const std::string said = Text(RequireMemlock({.arena_bytes = 256 * kMiB, .devices = 1}));
     const ssize_t written = write(fds[1], said.data(), said.size());
     _exit(written == static_cast<ssize_t>(said.size()) ? 0 : 1);
   }
@@ -127,10 +121,9 @@ TEST(RequireMemlock, With64KiBAProcessIsRefusedWithTheNumberAndTheMend) {
   int status = 0;
   waitpid(child, &status, 0);
   ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-  // 2 · 8 · (1 MiB + 4 KiB) + 2 · 128 KiB
-  EXPECT_THAT(said, HasSubstr("17104896 bytes"));
+  EXPECT_THAT(said, HasSubstr("260 MiB (272629760 bytes)"));  // 256 + 4
   EXPECT_THAT(said, HasSubstr("this process may lock 64 KiB"));
-  EXPECT_THAT(said, HasSubstr("ulimit -l 16704"));
+  EXPECT_THAT(said, HasSubstr("ulimit -l 266240"));
 }
 
 }  // namespace

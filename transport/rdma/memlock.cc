@@ -14,16 +14,6 @@ namespace {
 
 constexpr int kCapIpcLock = 14;  // linux/capability.h
 
-uint64_t Times(uint64_t a, uint64_t b) {
-  uint64_t out = 0;
-  return __builtin_mul_overflow(a, b, &out) ? UINT64_MAX : out;
-}
-
-uint64_t Plus(uint64_t a, uint64_t b) {
-  uint64_t out = 0;
-  return __builtin_add_overflow(a, b, &out) ? UINT64_MAX : out;
-}
-
 // The kernel asks for the capability in the initial user namespace, whose map is the identity.
 bool InInitialUserNamespace(const SysFiles& files) {
   const auto map = files.Read("/proc/self/uid_map");
@@ -36,9 +26,10 @@ bool InInitialUserNamespace(const SysFiles& files) {
 }  // namespace
 
 uint64_t MemlockNeedBytes(const RegistrationPlan& plan) {
-  const uint64_t slots = Times(2, Times(plan.slots, plan.chunk_bytes));
-  const uint64_t queues = Times(plan.queue_pairs, kQueuePairBytes);
-  return Times(plan.links, Plus(slots, queues));
+  uint64_t device = 0, all = 0;
+  const bool over = __builtin_add_overflow(plan.arena_bytes, kQueueBytes, &device) ||
+                    __builtin_mul_overflow(device, uint64_t{plan.devices}, &all);
+  return over ? UINT64_MAX : all;
 }
 
 absl::StatusOr<MemlockLimit> ReadMemlockLimit(const SysFiles& files) {

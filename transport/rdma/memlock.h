@@ -13,16 +13,13 @@
 namespace tributary::transport::rdma {
 
 struct RegistrationPlan {
-  uint64_t chunk_bytes = 0;
-  uint32_t slots = 0;        // receive slots a link; as many send slots are registered
-  uint32_t links = 1;        // to the parent, and from children
-  uint32_t queue_pairs = 1;  // a link
+  uint64_t arena_bytes = uint64_t{256} << 20;  // of each device, registered at the start
+  uint32_t devices = 1;
 };
 
-// Queues are memory of the process too, and count: send and receive ring and completion queue of
-// one queue pair. A guess on the high side (mlx5: 64 entries of 192 B, rounded to pages, come to
-// about 40 KiB).
-inline constexpr uint64_t kQueuePairBytes = uint64_t{128} << 10;
+// Queues are memory of the process too, and count: what drivers pin on a device for those of a few
+// dozen links. A guess on the high side (mlx5: 40 KiB a queue pair with its completion queue).
+inline constexpr uint64_t kQueueBytes = uint64_t{4} << 20;
 
 // Bytes that stay locked while the links live. Saturates at UINT64_MAX.
 uint64_t MemlockNeedBytes(const RegistrationPlan& plan);
