@@ -37,19 +37,30 @@ sockaddr_storage ParseAddress(const std::string& address) {
   return out;
 }
 
+struct CmEvent {
+  rdma_cm_event_type type = RDMA_CM_EVENT_TIMEWAIT_EXIT;
+  int status = 0;  // negative errno
+};
+
 // The next event; nothing where the deadline passes first.
-absl::StatusOr<std::optional<rdma_cm_event_type>> NextEvent(const RdmaCmTable& cm,
-                                                            rdma_event_channel* channel,
-                                                            absl::Time deadline) {
+absl::StatusOr<std::optional<CmEvent>> NextEvent(const RdmaCmTable& cm, rdma_event_channel* channel,
+                                                 absl::Time deadline) {
   pollfd wait = {.fd = channel->fd, .events = POLLIN, .revents = 0};
   const int64_t left = std::max<int64_t>(0, absl::ToInt64Milliseconds(deadline - absl::Now()));
-  if (poll(&wait, 1, static_cast<int>(left)) <= 0) return std::optional<rdma_cm_event_type>();
+  if (poll(&wait, 1, static_cast<int>(left)) <= 0) return std::optional<CmEvent>();
   rdma_cm_event* event = nullptr;
   if (cm.get_cm_event(channel, &event) != 0)
     return absl::UnavailableError(absl::StrCat("rdma_get_cm_event: ", strerror(errno)));
-  const rdma_cm_event_type type = event->event;
+  const CmEvent out = {event->event, event->status};
   cm.ack_cm_event(event);
-  return std::optional<rdma_cm_event_type>(type);
+  return std::optional<CmEvent>(out);
+}
+
+// What an address that could not be resolved says.
+CmAnswer Unresolved(const CmEvent& event) {
+  const bool no_neighbour = event.status == -ETIMEDOUT || event.status == -EHOSTUNREACH;
+  return event.type == RDMA_CM_EVENT_ADDR_ERROR && no_neighbour ? CmAnswer::kNoHost
+                                                                : CmAnswer::kNoDevice;
 }
 
 }  // namespace
@@ -57,7 +68,8 @@ absl::StatusOr<std::optional<rdma_cm_event_type>> NextEvent(const RdmaCmTable& c
 absl::StatusOr<CmAnswer> ProbeCm(const RdmaCmTable& cm, const std::string& address,
                                  absl::Duration limit) {
   const absl::Time deadline = absl::Now() + limit;
-  const int limit_ms = static_cast<int>(absl::ToInt64Milliseconds(limit));
+  // Each of the two resolutions; a third of the time is left to the answer.
+  const int step_ms = static_cast<int>(absl::ToInt64Milliseconds(limit / 3));
   sockaddr_storage to = ParseAddress(address);
   rdma_event_channel* channel = cm.create_event_channel();
   if (channel == nullptr)
@@ -68,14 +80,15 @@ absl::StatusOr<CmAnswer> ProbeCm(const RdmaCmTable& cm, const std::string& addre
     return absl::UnavailableError(absl::StrCat("rdma_create_id: ", strerror(errno)));
   const absl::Cleanup drop_id = [&] { cm.destroy_id(id); };
 
-  if (cm.resolve_addr(id, nullptr, reinterpret_cast<sockaddr*>(&to), limit_ms) != 0)
+  if (cm.resolve_addr(id, nullptr, reinterpret_cast<sockaddr*>(&to), step_ms) != 0)
     return CmAnswer::kNoDevice;
   ASSIGN_OR_RETURN(auto event, NextEvent(cm, channel, deadline));
   if (!event.has_value()) return CmAnswer::kSilent;
-  if (*event != RDMA_CM_EVENT_ADDR_RESOLVED || id->verbs == nullptr) return CmAnswer::kNoDevice;
-  if (cm.resolve_route(id, limit_ms) != 0) return CmAnswer::kNoDevice;
+  if (event->type != RDMA_CM_EVENT_ADDR_RESOLVED) return Unresolved(*event);
+  if (id->verbs == nullptr) return CmAnswer::kNoDevice;
+  if (cm.resolve_route(id, step_ms) != 0) return CmAnswer::kNoDevice;
   ASSIGN_OR_RETURN(event, NextEvent(cm, channel, deadline));
-  if (event != RDMA_CM_EVENT_ROUTE_RESOLVED) return CmAnswer::kSilent;
+  if (!event.has_value() || event->type != RDMA_CM_EVENT_ROUTE_RESOLVED) return CmAnswer::kSilent;
 
   rdma_conn_param parameters{};
   parameters.retry_count = 1;
@@ -84,9 +97,10 @@ absl::StatusOr<CmAnswer> ProbeCm(const RdmaCmTable& cm, const std::string& addre
   if (cm.connect(id, &parameters) != 0)
     return absl::UnavailableError(absl::StrCat("rdma_connect: ", strerror(errno)));
   ASSIGN_OR_RETURN(event, NextEvent(cm, channel, deadline));
-  const bool answered = event == RDMA_CM_EVENT_REJECTED ||
-                        event == RDMA_CM_EVENT_CONNECT_RESPONSE ||
-                        event == RDMA_CM_EVENT_ESTABLISHED;
+  if (!event.has_value()) return CmAnswer::kSilent;
+  const bool answered = event->type == RDMA_CM_EVENT_REJECTED ||
+                        event->type == RDMA_CM_EVENT_CONNECT_RESPONSE ||
+                        event->type == RDMA_CM_EVENT_ESTABLISHED;
   return answered ? CmAnswer::kAnswered : CmAnswer::kSilent;
 }
 
@@ -100,7 +114,7 @@ Finding JudgePeer(const std::optional<CmAnswer>& cm, const absl::StatusOr<UdpAns
     f.seen = absl::StrCat(address,
                           " answered through its RDMA connection manager: UDP 4791 is "
                           "open both ways");
-  } else if (udp.ok() && *udp == UdpAnswer::kUnreachable) {
+  } else if (cm == CmAnswer::kNoHost || (udp.ok() && *udp == UdpAnswer::kUnreachable)) {
     f.seen = absl::StrCat("no way to ", address);
     f.mend = absl::StrCat("ip route get ", address, "; ping -c 3 ", address);
   } else if (udp.ok() && *udp == UdpAnswer::kRefused) {

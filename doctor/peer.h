@@ -15,6 +15,7 @@ namespace tributary::doctor {
 enum class CmAnswer {
   kAnswered,  // the peer's connection manager replied, if only to refuse: both directions work
   kSilent,    // no reply
+  kNoHost,    // nobody on the network segment has the address, nor a gateway to it
   kNoDevice,  // no RDMA device here has a route to the address
 };
 

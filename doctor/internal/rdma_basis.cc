@@ -27,8 +27,10 @@ std::string DeviceText(const RdmaDevice& device) {
   std::string text = device.name;
   if (!device.firmware.empty()) absl::StrAppend(&text, ", firmware ", device.firmware);
   if (device.max_mr_bytes != 0) {
-    absl::StrAppend(&text, ", regions up to ", BytesText(device.max_mr_bytes), ", ",
-                    device.max_queue_pairs, " queue pairs");
+    const bool any = device.max_mr_bytes == UINT64_MAX;
+    absl::StrAppend(&text, any ? ", regions of any size, " : ", regions up to ",
+                    any ? "" : BytesText(device.max_mr_bytes) + ", ", device.max_queue_pairs,
+                    " queue pairs");
   }
   return text;
 }

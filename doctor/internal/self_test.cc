@@ -126,7 +126,9 @@ absl::Status SelfTest::Join(ibv_qp* from, ibv_qp* to) {
                              IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
   ibv_qp_attr send{};
   send.qp_state = IBV_QPS_RTS;
-  send.timeout = 14;  // 67 ms until a packet is sent again
+  // 0.54 s until a packet is sent again: rxe lets this timer fire in the midst of good traffic, and
+  // what it then counts as a retry would look like loss.
+  send.timeout = 17;
   send.retry_cnt = 7;
   send.rnr_retry = 6;
   send.max_rd_atomic = 1;

@@ -148,6 +148,7 @@ int GetEvent(rdma_event_channel* channel, rdma_cm_event** out) {
   if (read(channel->fd, &one, sizeof(one)) != sizeof(one)) return -1;
   *out = new rdma_cm_event{};
   (*out)->event = cm->events.front();
+  (*out)->status = cm->status;
   cm->events.pop_front();
   return 0;
 }

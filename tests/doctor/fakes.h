@@ -42,6 +42,7 @@ struct FakeCm {
   std::shared_ptr<const RdmaCmTable> table() const;
 
   std::deque<rdma_cm_event_type> events;
+  int status = 0;  // of every event
   bool has_device = true;
   int live_objects = 0;
 };

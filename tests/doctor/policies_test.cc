@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cerrno>
+
 #include "base/status.h"
 #include "doctor/address.h"
 #include "doctor/bond.h"
@@ -326,6 +328,14 @@ TEST(ProbeCm, NoReplyEndsAtTheLimit) {
   cm.events = {RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_ROUTE_RESOLVED,
                RDMA_CM_EVENT_UNREACHABLE};
   EXPECT_EQ(*ProbeCm(*cm.table(), "10.0.0.9", absl::Seconds(10)), CmAnswer::kSilent);
+}
+
+TEST(ProbeCm, AnAddressThatNobodyHasIsTold) {
+  FakeCm cm;
+  cm.events = {RDMA_CM_EVENT_ADDR_ERROR};
+  cm.status = -ETIMEDOUT;
+  EXPECT_EQ(*ProbeCm(*cm.table(), "10.0.0.9", absl::Seconds(10)), CmAnswer::kNoHost);
+  EXPECT_THAT(Judge(CmAnswer::kNoHost, UdpAnswer::kSilent).seen, HasSubstr("no way to"));
 }
 
 TEST(ProbeCm, ARouteWithoutAnRdmaDeviceIsTold) {
