@@ -134,6 +134,14 @@ int main(int argc, char** argv) {
     code = ListCodecs();
   });
 
+  DoctorOptions doctor;
+  auto* doctor_command = app.add_subcommand(
+      "doctor", "is this machine fit: RDMA, memory, descriptors, addresses, ports; with the mends");
+  doctor_command->add_option("file", doctor.file, "the config to be fit for");
+  doctor_command->add_option("--peer", doctor.peer, "a host that links would go to");
+  doctor_command->add_flag("--json", doctor.json, "JSON on standard output");
+  doctor_command->callback([&] { code = Doctor(doctor); });
+
   Bench bench;
   bench.Add(app, &code);
 
