@@ -1,4 +1,5 @@
 // The serving side of remote fabrics.
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <unistd.h>
 
@@ -158,7 +159,7 @@ absl::StatusOr<std::unique_ptr<Fabric>> MakeFabricNamed(const std::string& trans
 absl::Status ServeRemoteFabrics(const std::string& address) {
   ASSIGN_OR_RETURN(const auto addresses, tcp::Resolve(address, /*to_listen=*/true));
   ASSIGN_OR_RETURN(const tcp::Fd listening, tcp::ListenOn(addresses.front()));
-  RETURN_IF_ERROR(tcp::SetBlocking(listening.get()));
+  if (fcntl(listening.get(), F_SETFL, 0) != 0) return internal::ErrnoStatus("fcntl", errno);
   Server server;
   while (true) {
     const int fd = accept4(listening.get(), nullptr, nullptr, SOCK_CLOEXEC);
