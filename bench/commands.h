@@ -32,8 +32,9 @@ struct TransportOptions {
   std::vector<std::string> transports = {"tcp", "shm"};
   std::vector<std::string> sizes = {"64", "4K", "64K", "1M", "64M"};
   std::vector<uint32_t> lanes = {2};
-  std::string bytes = "1G";  // streamed in each repetition
-  int repetitions = 3;       // link and ceiling in turn; medians are reported
+  std::string listen = "127.0.0.1:0";  // tcp and roce; for roce the address of an RDMA device
+  std::string bytes = "1G";            // streamed in each repetition
+  int repetitions = 3;                 // link and ceiling in turn; medians are reported
   std::string json;
 };
 int Transport(const TransportOptions& options);

@@ -101,36 +101,16 @@ class Bench {
   absl::Status Stream(const Shape& shape, const std::string& suffix) {
     std::vector<StreamResult> link, bare;
     for (int i = 0; i < repetitions_; ++i) {
-      ASSIGN_OR_RETURN(const StreamResult b, Bare(shape));
+      // What RDMA gives without a link, perftest measures better.
+      if (shape.kind != "roce") {
+        ASSIGN_OR_RETURN(const StreamResult b, Bare(shape));
+        bare.push_back(b);
+      }
       ASSIGN_OR_RETURN(const StreamResult l, LinkStream(shape, {}));
-      bare.push_back(b);
       link.push_back(l);
     }
-    const std::string prefix = absl::StrCat("transport.", shape.kind, ".");
-    const std::string beside = shape.kind == "shm"
-                                   ? "ceiling: copied in and out of shared memory, no checksum"
-                                   : "ceiling: plain blocking sockets, as many, no checksum";
-    const double stream = MedianOf<StreamResult>(link, [](const auto& r) { return r.rate; });
-    Add(prefix + "stream" + suffix, stream / 1e9, "GB/s",
-        MedianOf<StreamResult>(bare, [](const auto& r) { return r.rate; }) / 1e9,
-        absl::StrCat(beside, "; ", shape.lanes, " lanes"));
-    Add(prefix + "cpu_s_per_gb" + suffix,
-        MedianOf<StreamResult>(link, [](const auto& r) { return r.cpu_s_per_gb(); }), "s/GB",
-        MedianOf<StreamResult>(bare, [](const auto& r) { return r.cpu_s_per_gb(); }),
-        "both sides; less is better");
-    const auto each = [&](const char* name, const char* unit,
-                          const std::function<double(const StreamResult&)>& of) {
-      Add(absl::StrCat(prefix, name, suffix), MedianOf<StreamResult>(link, of), unit,
-          MedianOf<StreamResult>(bare, of), "");
-    };
-    each("sender_cpu_s_per_gb", "s/GB", [](const auto& r) { return r.sender_cpu; });
-    each("receiver_cpu_s_per_gb", "s/GB", [](const auto& r) { return r.receiver_cpu; });
-    each("connect_ms", "ms", [](const auto& r) { return r.connect_ms; });
-    each("first_chunk_ms", "ms", [](const auto& r) { return r.first_ms; });
-    if (shape.kind != "shm") {
-      each("retransmits", "", [](const auto& r) { return static_cast<double>(r.retransmits); });
-    }
-    stream_ = stream;
+    AddStream(shape, suffix, link, bare);
+    stream_ = MedianOf<StreamResult>(link, [](const auto& r) { return r.rate; });
     return absl::OkStatus();
   }
 
@@ -169,28 +149,60 @@ class Bench {
   absl::Status Ping(const Shape& shape) {
     std::vector<PingResult> link, bare;
     for (int i = 0; i < repetitions_; ++i) {
-      ASSIGN_OR_RETURN(const PingResult b,
-                       shape.kind == "shm" ? SharedPing(shape) : SocketPing(shape));
+      if (shape.kind != "roce") {
+        ASSIGN_OR_RETURN(const PingResult b,
+                         shape.kind == "shm" ? SharedPing(shape) : SocketPing(shape));
+        bare.push_back(b);
+      }
       ASSIGN_OR_RETURN(const PingResult l, LinkPing(shape));
-      bare.push_back(b);
       link.push_back(l);
     }
     const std::string name =
         absl::StrCat("transport.", shape.kind, ".rtt_", SizeText(shape.size), "_us");
-    const auto p50 = [](const PingResult& r) { return r.p50_us; };
-    Add(name, MedianOf<PingResult>(link, p50), "us", MedianOf<PingResult>(bare, p50),
-        shape.kind == "shm" ? "p50; beside it two flags in shared memory, both sides spinning"
-                            : "p50; beside it a plain socket ping-pong; less is better");
-    Add(name + ".p95", MedianOf<PingResult>(link, [](const auto& r) { return r.p95_us; }), "us",
-        MedianOf<PingResult>(bare, [](const auto& r) { return r.p95_us; }), "");
-    Add(name + ".p99", MedianOf<PingResult>(link, [](const auto& r) { return r.p99_us; }), "us",
-        MedianOf<PingResult>(bare, [](const auto& r) { return r.p99_us; }), "");
+    AddPing(name, link, bare,
+            shape.kind == "shm" ? "p50; beside it two flags in shared memory, both sides spinning"
+                                : "p50; beside it a plain socket ping-pong; less is better",
+            [](const auto& r) { return r.p50_us; });
+    AddPing(name + ".p95", link, bare, "", [](const auto& r) { return r.p95_us; });
+    AddPing(name + ".p99", link, bare, "", [](const auto& r) { return r.p99_us; });
     return absl::OkStatus();
   }
 
   const std::vector<Figure>& figures() const { return figures_; }
 
  private:
+  void AddStream(const Shape& shape, const std::string& suffix,
+                 const std::vector<StreamResult>& link, const std::vector<StreamResult>& bare) {
+    const auto add = [&](const char* name, const char* unit, std::string note, bool ceiling,
+                         const std::function<double(const StreamResult&)>& of) {
+      Add(absl::StrCat("transport.", shape.kind, ".", name, suffix),
+          MedianOf<StreamResult>(link, of), unit,
+          ceiling && !bare.empty() ? std::optional(MedianOf<StreamResult>(bare, of)) : std::nullopt,
+          std::move(note));
+    };
+    std::string beside = "ceiling: plain blocking sockets, as many, no checksum";
+    if (shape.kind == "shm") beside = "ceiling: copied in and out of shared memory, no checksum";
+    if (shape.kind == "roce") beside = "ceiling: see ib_write_bw";
+    add("stream", "GB/s", absl::StrCat(beside, "; ", shape.lanes, " lanes"), true,
+        [](const auto& r) { return r.rate / 1e9; });
+    add("cpu_s_per_gb", "s/GB", "both sides; less is better", true,
+        [](const auto& r) { return r.cpu_s_per_gb(); });
+    add("sender_cpu_s_per_gb", "s/GB", "", true, [](const auto& r) { return r.sender_cpu; });
+    add("receiver_cpu_s_per_gb", "s/GB", "", true, [](const auto& r) { return r.receiver_cpu; });
+    add("connect_ms", "ms", "cold", false, [](const auto& r) { return r.connect_ms; });
+    add("first_chunk_ms", "ms", "cold", false, [](const auto& r) { return r.first_ms; });
+    if (shape.kind == "tcp") {
+      add("retransmits", "", "", false,
+          [](const auto& r) { return static_cast<double>(r.retransmits); });
+    }
+  }
+  void AddPing(const std::string& name, const std::vector<PingResult>& link,
+               const std::vector<PingResult>& bare, std::string note,
+               const std::function<double(const PingResult&)>& of) {
+    Add(name, MedianOf<PingResult>(link, of), "us",
+        bare.empty() ? std::nullopt : std::optional(MedianOf<PingResult>(bare, of)),
+        std::move(note));
+  }
   static absl::StatusOr<StreamResult> Bare(const Shape& shape) {
     return shape.kind == "shm" ? SharedStream(shape) : SocketStream(shape);
   }
@@ -224,7 +236,8 @@ absl::Status RunAll(const TransportOptions& options, Bench* bench) {
         // Shared memory has no lanes: it is measured once.
         if (kind == "shm" && i > 0) continue;
         const uint32_t lanes = kind == "shm" ? 1 : options.lanes[i];
-        const Shape shape = ShapeOf(kind, size, lanes, bytes);
+        Shape shape = ShapeOf(kind, size, lanes, bytes);
+        shape.listen = kind == "shm" ? "@" : options.listen;
         std::string suffix = size == kFigureSize ? "" : absl::StrCat(".", SizeText(size));
         if (i > 0) absl::StrAppend(&suffix, ".lanes_", lanes);
         RETURN_IF_ERROR(bench->Stream(shape, suffix));

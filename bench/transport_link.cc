@@ -14,6 +14,7 @@
 #include "absl/time/clock.h"
 #include "base/status.h"
 #include "bench/transport_runs.h"
+#include "transport/roce.h"
 #include "transport/shm.h"
 #include "transport/tcp.h"
 
@@ -27,6 +28,7 @@ absl::Time Soon() { return absl::Now() + absl::Seconds(120); }
 absl::StatusOr<std::unique_ptr<transport::Fabric>> FabricOf(const std::string& kind) {
   if (kind == "tcp") return transport::MakeTcpFabric();
   if (kind == "shm") return transport::MakeShmFabric();
+  if (kind == "roce") return transport::MakeRoceFabric({});
   return absl::InvalidArgumentError(absl::StrCat("no transport \"", kind, "\" to bench"));
 }
 
@@ -41,6 +43,7 @@ transport::LinkOptions OptionsOf(const Shape& shape) {
 
 Shape ShapeOf(const TransportPeerOptions& options) {
   return {.kind = options.kind,
+          .listen = "",
           .size = options.size,
           .lanes = options.lanes,
           .slots = options.slots,
@@ -56,8 +59,7 @@ struct Accepted {
 absl::StatusOr<std::pair<Accepted, Peer>> AcceptPeer(const std::string& what, const Shape& shape) {
   ASSIGN_OR_RETURN(auto fabric, FabricOf(shape.kind));
   Accepted accepted;
-  ASSIGN_OR_RETURN(accepted.listener,
-                   fabric->Listen(shape.kind == "tcp" ? "127.0.0.1:0" : "@", OptionsOf(shape)));
+  ASSIGN_OR_RETURN(accepted.listener, fabric->Listen(shape.listen, OptionsOf(shape)));
   ASSIGN_OR_RETURN(Peer peer, Peer::Start(what, shape, accepted.listener->address()));
   ASSIGN_OR_RETURN(accepted.link, accepted.listener->Accept(Soon()));
   return std::pair<Accepted, Peer>(std::move(accepted), std::move(peer));

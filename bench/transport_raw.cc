@@ -138,6 +138,7 @@ bool RunLanes(const std::vector<int>& lanes, const Shape& shape, const MoveOne& 
 
 Shape ShapeOf(const TransportPeerOptions& options) {
   return {.kind = options.kind,
+          .listen = "",
           .size = options.size,
           .lanes = options.lanes,
           .slots = options.slots,

@@ -33,7 +33,8 @@ struct PingResult {
 
 // What a run moves. The peer gets the same as its command line.
 struct Shape {
-  std::string kind;  // of the link
+  std::string kind;    // of the link
+  std::string listen;  // where the receiving side listens for it
   size_t size = 0;
   uint32_t lanes = 1;
   uint32_t slots = 8;

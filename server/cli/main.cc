@@ -76,7 +76,7 @@ struct Bench {
                                      "links between two processes, against sockets and copies");
     t->add_option("--transport", transport.transports)
         ->delimiter(',')
-        ->check(CLI::IsMember({"tcp", "shm"}))
+        ->check(CLI::IsMember({"tcp", "shm", "roce"}))
         ->capture_default_str();
     t->add_option("--sizes", transport.sizes, "of chunks: 64, 4K, 1M, ...")
         ->delimiter(',')
@@ -84,6 +84,8 @@ struct Bench {
     t->add_option("--lanes", transport.lanes)
         ->delimiter(',')
         ->check(CLI::Range(1, 16))
+        ->capture_default_str();
+    t->add_option("--listen", transport.listen, "for roce the address of an RDMA device")
         ->capture_default_str();
     t->add_option("--bytes", transport.bytes, "streamed in each repetition")->capture_default_str();
     t->add_option("--repetitions", transport.repetitions)

@@ -47,23 +47,25 @@ class Cluster {
     EXPECT_TRUE(port.ok());
     return port.ok() ? *port : 0;
   }
+  // Of the aggregators started from here on.
+  void Transport(const std::string& kind) { kind_ = kind; }
   void Root(int port, const std::string& more, int rounds, int minimum) {
     Write("global",
           absl::StrFormat(
-              "[node]\nname = \"global\"\nlisten = \"127.0.0.1:%d\"\n[transport]\nlisten = "
-              "\"127.0.0.1:0\"\n"
+              "[node]\nname = \"global\"\nlisten = \"127.0.0.1:%d\"\n[transport]\nkind = \"%s\"\n"
+              "listen = \"127.0.0.1:0\"\n"
               "[run]\nname = \"e2e\"\nrounds = %d\nmodel = \"logreg\"\nstartup_limit_s = 60\n"
               "[cohort]\nminimum = %d\n[straggler]\ndeadline_s = 60\nrejoin_grace_s = "
               "20\n[checkpoint]\n"
               "directory = \"%s\"\n%s",
-              port, rounds, minimum, dir_ + "/checkpoints", more));
+              port, kind_, rounds, minimum, dir_ + "/checkpoints", more));
     Serve("global");
   }
   void Rack(const std::string& name, int port, int parent) {
     Write(name, absl::StrFormat(
                     "[node]\nname = \"%s\"\nlisten = \"127.0.0.1:%d\"\nparent = \"127.0.0.1:%d\"\n"
-                    "[transport]\nlisten = \"127.0.0.1:0\"\n",
-                    name, port, parent));
+                    "[transport]\nkind = \"%s\"\nlisten = \"127.0.0.1:0\"\n",
+                    name, port, parent, kind_));
     Serve(name);
   }
   void Write(const std::string& name, const std::string& text) {
@@ -134,6 +136,7 @@ class Cluster {
 
  private:
   std::string dir_;
+  std::string kind_ = "tcp";
   std::map<std::string, std::unique_ptr<Process>> processes_;
 };
 

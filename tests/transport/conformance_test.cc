@@ -284,6 +284,88 @@ TEST_P(Conformance, ReceiveSaysDeadlineExceededAndGoesOn) {
   EXPECT_TRUE(IsPattern(*chunk, 0, 10));
 }
 
+TEST_P(Conformance, CallerWhoOnlyAsksWhatIsThereIsServed) {
+  Pair pair = Make();
+  for (uint64_t i = 0; i < 40; ++i) {
+    ASSERT_EQ(SendPattern(*pair.client, i, 20, Soon()), absl::OkStatus());
+    const absl::Time limit = Soon();
+    absl::StatusOr<Chunk> chunk = pair.server->Receive(absl::InfinitePast());
+    while (absl::IsDeadlineExceeded(chunk.status()) && harness_->In(absl::ZeroDuration()) < limit) {
+      // Lets time pass, which a simulated one does only in waits: on the side where nothing comes.
+      EXPECT_FALSE(pair.client->Receive(harness_->In(absl::Milliseconds(1))).ok());
+      chunk = pair.server->Receive(absl::InfinitePast());
+    }
+    ASSERT_TRUE(chunk.ok()) << chunk.status();
+    EXPECT_TRUE(IsPattern(*chunk, i, 20));
+  }
+}
+
+// Small chunks may be moved by callers, large ones by threads: the order holds across the change.
+TEST_P(Conformance, SmallAndLargeChunksInTurnKeepTheirOrder) {
+  LinkOptions options = SmallOptions("x");
+  options.chunk_bytes = 200'000;
+  Pair pair = Make(options, options);
+  const auto size = [](uint64_t i) { return i % 7 < 4 ? size_t{40} : size_t{150'000} + i; };
+  constexpr uint64_t kChunks = 200;
+  auto sender = harness_->Spawn([&] {
+    for (uint64_t i = 0; i < kChunks; ++i) {
+      ASSERT_EQ(SendPattern(*pair.client, i, size(i), Soon()), absl::OkStatus());
+    }
+    ASSERT_EQ(pair.client->Close(Soon()), absl::OkStatus());
+  });
+  for (uint64_t i = 0; i < kChunks; ++i) {
+    auto chunk = pair.server->Receive(Soon());
+    ASSERT_TRUE(chunk.ok()) << chunk.status();
+    ASSERT_TRUE(IsPattern(*chunk, i, size(i))) << "chunk " << i;
+  }
+  EXPECT_EQ(pair.server->Receive(Soon()).status().code(), absl::StatusCode::kOutOfRange);
+  sender->Join();
+}
+
+TEST_P(Conformance, CloseDoesNotWaitForTheOtherSideToReceive) {
+  Pair pair = Make();
+  // Back and forth first: whatever a transport does for quick answers is then under way.
+  for (uint64_t i = 0; i < 10; ++i) {
+    ASSERT_EQ(SendPattern(*pair.client, i, 10, Soon()), absl::OkStatus());
+    ASSERT_TRUE(pair.server->Receive(Soon()).ok());
+  }
+  for (uint64_t i = 10; i < 13; ++i) {
+    ASSERT_EQ(SendPattern(*pair.client, i, 10, Soon()), absl::OkStatus());
+  }
+  ASSERT_EQ(pair.client->Close(Soon()), absl::OkStatus());
+  pair.client.reset();
+  for (uint64_t i = 10; i < 13; ++i) {
+    auto chunk = pair.server->Receive(Soon());
+    ASSERT_TRUE(chunk.ok()) << chunk.status();
+    EXPECT_TRUE(IsPattern(*chunk, i, 10));
+  }
+}
+
+TEST_P(Conformance, SeveralReceiversGetEachChunkOnce) {
+  Pair pair = Make();
+  constexpr uint64_t kChunks = 300;
+  std::vector<std::atomic<int>> seen(kChunks);
+  std::vector<std::unique_ptr<TestThread>> threads;
+  for (int t = 0; t < 3; ++t) {
+    threads.push_back(harness_->Spawn([&] {
+      while (true) {
+        auto chunk = pair.server->Receive(Soon());
+        if (!chunk.ok()) {
+          EXPECT_EQ(chunk.status().code(), absl::StatusCode::kOutOfRange) << chunk.status();
+          return;
+        }
+        ++seen[chunk->tag().index];
+      }
+    }));
+  }
+  for (uint64_t i = 0; i < kChunks; ++i) {
+    ASSERT_EQ(SendPattern(*pair.client, i, i % 5 * 1000, Soon()), absl::OkStatus());
+  }
+  ASSERT_EQ(pair.client->Close(Soon()), absl::OkStatus());
+  for (auto& thread : threads) thread->Join();
+  for (uint64_t i = 0; i < kChunks; ++i) EXPECT_EQ(seen[i], 1) << "chunk " << i;
+}
+
 TEST_P(Conformance, ConnectToNobodyFailsAndSaysWhere) {
   LinkOptions options = SmallOptions("client");
   options.connect_timeout = absl::Seconds(2);

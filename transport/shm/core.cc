@@ -150,7 +150,7 @@ absl::StatusOr<Chunk> ShmCore::Receive(absl::Time deadline) {
   ++receivers_;
   WaitFor(in_.head->arrived, receive_spin_, lock, until, [&] {
     // First what is there: it came before any error that is known.
-    TakeIn(lock, receivers_ > 1);
+    TakeIn(lock, /*control=*/false);
     return (got = state_.Receive()).has_value();
   });
   --receivers_;
@@ -186,7 +186,7 @@ absl::StatusOr<SlotChunk> ShmCore::ClaimNext(uint32_t* payload_crc32c) {
                    .tag = header->tag};
 }
 
-bool ShmCore::TakeIn(std::unique_lock<std::mutex>& lock, bool wake_others) {
+bool ShmCore::TakeIn(std::unique_lock<std::mutex>& lock, bool control) {
   if (broken_) return false;
   const Entry& entry = in_.entries[claimed_ % in_.slots];
   if (entry.published.load(std::memory_order_acquire) != claimed_ + 1) return false;
@@ -211,13 +211,14 @@ bool ShmCore::TakeIn(std::unique_lock<std::mutex>& lock, bool wake_others) {
   }
   state_.OnArrived(*claimed);
   AnswerGoodbye();
-  if (wake_others) in_.head->arrived.Ring();
+  // Whoever waits for this chunk, or for an earlier one to come before theirs.
+  if (control || receivers_ > 1) in_.head->arrived.Ring();
   return true;
 }
 
 void ShmCore::TakeInArrived() {
   std::unique_lock lock(mutex_);
-  while (TakeIn(lock, /*wake_others=*/true)) {
+  while (TakeIn(lock, /*control=*/true)) {
   }
 }
 

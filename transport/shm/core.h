@@ -54,9 +54,10 @@ class ShmCore final : public internal::ControlledCore {
                const internal::Deadline& until, Ready ready);
   // Takes the slots that the peer has given back.
   void TakeBack() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Takes in the next chunk where one is published; lets go of the lock while it checks the
+  // Takes in the next chunk where one is published (on the control thread, or in Receive); lets go
+  // of the lock while it checks the
   // payload.
-  bool TakeIn(std::unique_lock<std::mutex>& lock, bool wake_others);
+  bool TakeIn(std::unique_lock<std::mutex>& lock, bool control);
   absl::StatusOr<internal::SlotChunk> ClaimNext(uint32_t* payload_crc32c)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Chunk Lend(uint32_t slot);

@@ -117,12 +117,16 @@ absl::StatusOr<Chunk> TcpCore::Receive(absl::Time deadline) {
   const Deadline until = Deadline::FromWallClock(deadline);
   std::unique_lock lock(mutex_);
   std::optional<absl::StatusOr<internal::SlotChunk>> got;
-  while (!(got = state_.Receive()).has_value() && !until.Expired()) {
+  // Once at least the socket is looked at, also by a caller who only asks what is there.
+  for (bool looked = false; !(got = state_.Receive()).has_value();) {
+    const bool expired = until.Expired();
     Lane& lane = *lanes_[state_.next() % lanes_.size()];
-    if (MayReadAsCaller(lane)) {
+    if (MayReadAsCaller(lane) && !(expired && looked)) {
+      looked = true;
       ReadAsCaller(lane, until, lock);
       continue;
     }
+    if (expired) break;
     ++waiting_;
     until.WaitOnce(can_receive_, lock);
     --waiting_;

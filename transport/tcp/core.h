@@ -76,7 +76,7 @@ class TcpCore final : public internal::ControlledCore {
     Fd fd;
     Waker wake;
     std::deque<internal::SlotChunk> queue;  // guarded by mutex_
-    bool sleeping = false;                  // guarded by mutex_: the thread is in poll
+    bool sleeping = false;                  // guarded by mutex_: in poll with nothing to send
     Mover sender = Mover::kNobody;          // guarded by mutex_
     bool caller_reads = false;              // guarded by mutex_: else its thread does
     bool caller_inside = false;             // guarded by mutex_: a caller is at it now

@@ -254,7 +254,7 @@ bool TcpCore::SleepLane(Lane& lane, Ready* ready) {
       return true;
     }
     if (!lane.caller_reads && !lane.caller_inside) events |= POLLIN;
-    lane.sleeping = true;
+    lane.sleeping = !sending;
   }
   Deadline until = Deadline::Infinite();
   if (sending) {
@@ -267,9 +267,9 @@ bool TcpCore::SleepLane(Lane& lane, Ready* ready) {
   poll(entries, 2, until.PollMillis());
   if (entries[1].revents != 0) lane.wake.Clear();
   constexpr short kEnd = POLLERR | POLLHUP | POLLNVAL;
-  const bool woken = entries[1].revents != 0;
-  ready->read = woken || (entries[0].revents & (POLLIN | kEnd)) != 0;
-  ready->write = woken || (entries[0].revents & (POLLOUT | kEnd)) != 0;
+  ready->read = (entries[0].revents & (POLLIN | kEnd)) != 0;
+  // Woken for a new chunk: whether the socket takes it is not known.
+  ready->write = entries[1].revents != 0 || (entries[0].revents & (POLLOUT | kEnd)) != 0;
   std::lock_guard lock(mutex_);
   lane.sleeping = false;
   return !state_.failed();
