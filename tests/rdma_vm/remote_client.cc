@@ -1,5 +1,4 @@
 // The calling side of a remote fabric.
-#include <fcntl.h>
 #include <netinet/in.h>
 #include <unistd.h>
 
@@ -51,7 +50,7 @@ class Caller {
     auto addresses = tcp::Resolve(server_, /*to_listen=*/false);
     if (!addresses.ok()) return -1;
     auto fd = tcp::ConnectTo(addresses->front(), internal::Deadline::After(absl::Seconds(10)));
-    if (!fd.ok() || fcntl(fd->get(), F_SETFL, 0) != 0) return -1;
+    if (!fd.ok() || !SetBlocking(fd->get())) return -1;
     return dup(fd->get());
   }
 

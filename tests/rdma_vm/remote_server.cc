@@ -1,5 +1,4 @@
 // The serving side of remote fabrics.
-#include <fcntl.h>
 #include <netinet/in.h>
 #include <unistd.h>
 
@@ -159,7 +158,7 @@ absl::StatusOr<std::unique_ptr<Fabric>> MakeFabricNamed(const std::string& trans
 absl::Status ServeRemoteFabrics(const std::string& address) {
   ASSIGN_OR_RETURN(const auto addresses, tcp::Resolve(address, /*to_listen=*/true));
   ASSIGN_OR_RETURN(const tcp::Fd listening, tcp::ListenOn(addresses.front()));
-  if (fcntl(listening.get(), F_SETFL, 0) != 0) return internal::ErrnoStatus("fcntl", errno);
+  if (!SetBlocking(listening.get())) return tcp::ErrnoStatus("fcntl", errno);
   Server server;
   while (true) {
     const int fd = accept4(listening.get(), nullptr, nullptr, SOCK_CLOEXEC);

@@ -337,7 +337,7 @@ def memlock(_):
     limited = ["setpriv", "--inh-caps=-ipc_lock", "--bounding-set=-ipc_lock", "prlimit", "--memlock=65536:65536"]
     roce = Peer(limited + [f"{BIN}/rdma_vm_peer", "receive", "roce", f"{HERE}:7098", "1"], False)
     report = roce.report(60)
-    check(report["code"] == "FAILED_PRECONDITION" and "must lock" in report["message"], f"roce says {report}")
+    check(report["code"] == "FAILED_PRECONDITION" and "has to lock" in report["message"], f"roce says {report}")
     tcp = Peer(limited + [f"{BIN}/rdma_vm_peer", "receive", "tcp", f"{HERE}:7098", "1"], False)
     tcp.await_text("listening")
     text = tcp.text()

@@ -1,6 +1,7 @@
 // Calls and answers as lists of byte strings over a blocking TCP socket: tests only, trusted peers.
 #pragma once
 
+#include <fcntl.h>
 #include <sys/socket.h>
 
 #include <cstdint>
@@ -17,6 +18,12 @@
 namespace tributary::transport {
 
 using Words = std::vector<std::string>;
+
+// The sockets of the library are non-blocking.
+inline bool SetBlocking(int fd) {
+  const int flags = fcntl(fd, F_GETFL);
+  return flags >= 0 && fcntl(fd, F_SETFL, flags & ~O_NONBLOCK) == 0;
+}
 
 inline bool WriteBytes(int fd, const void* from, size_t bytes) {
   const auto* at = static_cast<const char*>(from);

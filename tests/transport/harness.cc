@@ -115,7 +115,7 @@ class RoceHarness final : public Harness {
     RoceOptions options;
     options.arena_bytes = size_t{4} << 20;
     for (auto* fabric : {&server_, &client_}) {
-      auto made = roce::MakeFabricOver(verbs_, options, {.limit_bytes = 0, .exempt = true});
+      auto made = roce::MakeFabricOver(verbs_, options, {.bytes = 0, .exempt = true});
       if (!made.ok()) std::abort();
       *fabric = std::move(*made);
     }

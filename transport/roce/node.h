@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "transport/rdma/memlock.h"
 #include "transport/roce.h"
 #include "transport/roce/device.h"
 #include "transport/roce/gid.h"
-#include "transport/roce/memlock.h"
 #include "transport/roce/verbs_api.h"
 
 namespace tributary::transport::roce {
@@ -19,7 +19,7 @@ class RoceNode {
   // As MakeRoceFabric says of its errors.
   static absl::StatusOr<std::shared_ptr<RoceNode>> Open(std::shared_ptr<VerbsApi> api,
                                                         const RoceOptions& options,
-                                                        const MemlockLimits& limits);
+                                                        const rdma::MemlockLimit& limit);
 
   struct Place {
     std::shared_ptr<RoceDevice> device;
@@ -40,6 +40,6 @@ absl::Status CheckRoceOptions(const RoceOptions& options);
 // A fabric over any VerbsApi: what MakeRoceFabric does with libibverbs.
 absl::StatusOr<std::unique_ptr<Fabric>> MakeFabricOver(std::shared_ptr<VerbsApi> api,
                                                        const RoceOptions& options,
-                                                       const MemlockLimits& limits);
+                                                       const rdma::MemlockLimit& limit);
 
 }  // namespace tributary::transport::roce
