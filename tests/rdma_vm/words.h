@@ -1,7 +1,6 @@
 // Calls and answers as lists of byte strings over a blocking TCP socket: tests only, trusted peers.
 #pragma once
 
-#include <fcntl.h>
 #include <sys/socket.h>
 
 #include <cstdint>
@@ -19,11 +18,9 @@ namespace tributary::transport {
 
 using Words = std::vector<std::string>;
 
-// The sockets of the library are non-blocking.
-inline bool SetBlocking(int fd) {
-  const int flags = fcntl(fd, F_GETFL);
-  return flags >= 0 && fcntl(fd, F_SETFL, flags & ~O_NONBLOCK) == 0;
-}
+// A blocking socket connected to, or listening at, "10.7.0.2:9001"; -1 where that fails.
+int ConnectTcp(const std::string& address);
+int ListenTcp(const std::string& address);
 
 inline bool WriteBytes(int fd, const void* from, size_t bytes) {
   const auto* at = static_cast<const char*>(from);
