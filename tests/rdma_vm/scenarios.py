@@ -146,8 +146,8 @@ def mend():
     subprocess.run("tc qdisc del dev eth0 root", shell=True, check=True)
 
 
-def expect_ok(receiver, sender, what):
-    sent, got = sender.report(), receiver.report()
+def expect_ok(receiver, sender, what, within=120):
+    sent, got = sender.report(within), receiver.report(within)
     check(sent["code"] == "OK", f"{what}: the sender says {sent}")
     check(got["code"] == "OK", f"{what}: the receiver says {got}")
     return got["seconds"]
@@ -198,6 +198,11 @@ def run_conformance(transport, address, only=""):
 
 def plain(transport):
     return f"{expect_ok(*pair(transport, 8)[:2], 'undisturbed'):.1f} s for 8 MiB"
+
+
+def long_stream(transport):
+    seconds = expect_ok(*pair(transport, 3072)[:2], "3 GiB", within=400)
+    return f"{seconds:.0f} s for 3 GiB"
 
 
 def loss(transport, percent=0.5):
@@ -399,7 +404,7 @@ SHORT = [("devices", "roce"), ("conformance", "roce"), ("federated", "roce"), ("
 FULL = SHORT + [("conformance_ipv6", "roce"), ("conformance", "tcp"), ("plain", "roce"), ("loss_3", "roce"),
                 ("delay", "roce"), ("cut_for_good", "roce"), ("killed_before_first", "roce"),
                 ("restarted_at_the_same_address", "roce"), ("strangers", "roce"), ("idle", "roce"),
-                ("reconnects", "roce"), ("speed", "roce")]
+                ("reconnects", "roce"), ("speed", "roce"), ("long_stream", "roce")]
 FULL += [(name, "tcp") for name in ("plain", "loss", "loss_3", "delay", "cut_for_2s", "cut_for_good", "stopped_for_3s",
                                     "killed_mid_stream", "killed_before_first", "restarted_at_the_same_address",
                                     "strangers")]
