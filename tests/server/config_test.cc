@@ -228,7 +228,9 @@ TEST(ConfigTest, TrainingValuesOutOfRangeAreRefusedHereAndNotByEveryClient) {
 
 TEST(ConfigTest, WordsOutsideTheListNameTheNearest) {
   ExpectEach({
-      {"\"tcp\"", "\"roce\"", {"5:8", "not one of tcp", "not in this build"}},
+      {"\"tcp\"",
+       "\"rocce\"",
+       {"5:8", "not one of tcp, shm, roce, auto", "did you mean \"roce\"?"}},
       {"\"info\"", "\"inform\"", {"14:9", "did you mean \"info\"?"}},
       {"fraction_bits = 30", "optimizer = \"fedavq\"", {"21:13", "did you mean \"fedavg\"?"}},
       {"\"first\"", "\"frist\"", {"25:29", "\"frist\" is not one of", "first"}},
