@@ -58,10 +58,10 @@ class RoceFabric final : public Fabric {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Fabric>> MakeFabricOver(std::shared_ptr<VerbsApi> api,
+absl::StatusOr<std::unique_ptr<Fabric>> MakeFabricOver(const std::shared_ptr<VerbsApi>& api,
                                                        const RoceOptions& options,
                                                        const rdma::MemlockLimit& limit) {
-  ASSIGN_OR_RETURN(std::shared_ptr<RoceNode> node, RoceNode::Open(std::move(api), options, limit));
+  ASSIGN_OR_RETURN(std::shared_ptr<RoceNode> node, RoceNode::Open(api, options, limit));
   return std::make_unique<RoceFabric>(std::move(node));
 }
 
@@ -71,7 +71,7 @@ absl::StatusOr<std::unique_ptr<Fabric>> MakeRoceFabric(const RoceOptions& option
   RETURN_IF_ERROR(roce::CheckRoceOptions(options));
   ASSIGN_OR_RETURN(std::shared_ptr<roce::VerbsApi> api, roce::LoadVerbs());
   ASSIGN_OR_RETURN(const rdma::MemlockLimit limit, rdma::ReadMemlockLimit(SysFiles()));
-  return roce::MakeFabricOver(std::move(api), options, limit);
+  return roce::MakeFabricOver(api, options, limit);
 }
 
 }  // namespace tributary::transport

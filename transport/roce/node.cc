@@ -85,7 +85,7 @@ absl::Status CheckRoceOptions(const RoceOptions& options) {
                          size_t{1} << 46);
 }
 
-absl::StatusOr<std::shared_ptr<RoceNode>> RoceNode::Open(std::shared_ptr<VerbsApi> api,
+absl::StatusOr<std::shared_ptr<RoceNode>> RoceNode::Open(const std::shared_ptr<VerbsApi>& api,
                                                          const RoceOptions& options,
                                                          const rdma::MemlockLimit& limit) {
   RETURN_IF_ERROR(CheckRoceOptions(options));

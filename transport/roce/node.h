@@ -17,7 +17,7 @@ namespace tributary::transport::roce {
 class RoceNode {
  public:
   // As MakeRoceFabric says of its errors.
-  static absl::StatusOr<std::shared_ptr<RoceNode>> Open(std::shared_ptr<VerbsApi> api,
+  static absl::StatusOr<std::shared_ptr<RoceNode>> Open(const std::shared_ptr<VerbsApi>& api,
                                                         const RoceOptions& options,
                                                         const rdma::MemlockLimit& limit);
 
@@ -38,7 +38,7 @@ class RoceNode {
 absl::Status CheckRoceOptions(const RoceOptions& options);
 
 // A fabric over any VerbsApi: what MakeRoceFabric does with libibverbs.
-absl::StatusOr<std::unique_ptr<Fabric>> MakeFabricOver(std::shared_ptr<VerbsApi> api,
+absl::StatusOr<std::unique_ptr<Fabric>> MakeFabricOver(const std::shared_ptr<VerbsApi>& api,
                                                        const RoceOptions& options,
                                                        const rdma::MemlockLimit& limit);
 
