@@ -63,6 +63,10 @@ void ReadTransport(TomlReader& toml, TransportConfig* t) {
   toml.Read("transport.roce", "device", &t->roce.device);
   ReadIn(toml, "transport.roce", "gid_index", &t->roce.gid_index, -1, 255);
   ReadIn(toml, "transport.roce", "path_mtu", &t->roce.path_mtu, 0, 4096);
+  const uint32_t mtu = t->roce.path_mtu;
+  toml.Require(
+      mtu == 0 || (mtu >= 256 && (mtu & (mtu - 1)) == 0), "transport.roce", "path_mtu",
+      absl::StrCat("[transport.roce] path_mtu = ", mtu, " is not 0, 256, 512, 1024, 2048 or 4096"));
   ReadIn(toml, "transport.roce", "traffic_class", &t->roce.traffic_class, 0, 255);
   ReadIn(toml, "transport.roce", "hop_limit", &t->roce.hop_limit, 1, 255);
   toml.ReadBytes("transport.roce", "arena_bytes", &t->roce.arena_bytes);

@@ -18,9 +18,9 @@ struct FabricChoice {
   std::unique_ptr<transport::Fabric> fabric;
   std::string listen;  // what its Listen takes
 };
-// UNAVAILABLE or FAILED_PRECONDITION, with the reason and the mend, where this machine cannot do the
-// kind. `links`: how many at most, where that is known, so that no more memory is registered for RDMA
-// than they take; 0: [transport.roce] arena_bytes.
+// UNAVAILABLE or FAILED_PRECONDITION, with the reason and the mend, where this machine cannot do
+// the kind. `links`: how many at most, where that is known, so that no more memory is registered
+// for RDMA than they take; 0: [transport.roce] arena_bytes.
 absl::StatusOr<FabricChoice> MakeFabric(const TransportConfig& config, uint32_t links = 0);
 
 // Where a parent's links are: what it tells its children, and what they make of it.

@@ -1,6 +1,4 @@
 // The calling side of a remote fabric.
-#include <fcntl.h>
-#include <netinet/in.h>
 #include <unistd.h>
 
 #include <mutex>
@@ -9,8 +7,6 @@
 #include "absl/time/clock.h"
 #include "tests/rdma_vm/remote.h"
 #include "tests/rdma_vm/words.h"
-#include "transport/internal/deadline.h"
-#include "transport/tcp/socket.h"
 
 namespace tributary::transport {
 namespace {
@@ -48,11 +44,7 @@ class Caller {
         return fd;
       }
     }
-    auto addresses = tcp::Resolve(server_, /*to_listen=*/false);
-    if (!addresses.ok()) return -1;
-    auto fd = tcp::ConnectTo(addresses->front(), internal::Deadline::After(absl::Seconds(10)));
-    if (!fd.ok() || fcntl(fd->get(), F_SETFL, 0) != 0) return -1;
-    return dup(fd->get());
+    return ConnectTcp(server_);
   }
 
   const std::string server_;

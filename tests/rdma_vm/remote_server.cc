@@ -1,8 +1,8 @@
 // The serving side of remote fabrics.
-#include <fcntl.h>
-#include <netinet/in.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstring>
 #include <functional>
 #include <map>
 #include <memory>
@@ -16,7 +16,6 @@
 #include "tests/rdma_vm/words.h"
 #include "transport/roce.h"
 #include "transport/tcp.h"
-#include "transport/tcp/socket.h"
 
 namespace tributary::transport {
 namespace {
@@ -157,13 +156,12 @@ absl::StatusOr<std::unique_ptr<Fabric>> MakeFabricNamed(const std::string& trans
 }
 
 absl::Status ServeRemoteFabrics(const std::string& address) {
-  ASSIGN_OR_RETURN(const auto addresses, tcp::Resolve(address, /*to_listen=*/true));
-  ASSIGN_OR_RETURN(const tcp::Fd listening, tcp::ListenOn(addresses.front()));
-  if (fcntl(listening.get(), F_SETFL, 0) != 0) return internal::ErrnoStatus("fcntl", errno);
+  const int listening = ListenTcp(address);
+  if (listening < 0) return absl::UnavailableError(absl::StrCat("cannot listen on ", address));
   Server server;
   while (true) {
-    const int fd = accept4(listening.get(), nullptr, nullptr, SOCK_CLOEXEC);
-    if (fd < 0) return tcp::ErrnoStatus("accept", errno);
+    const int fd = accept4(listening, nullptr, nullptr, SOCK_CLOEXEC);
+    if (fd < 0) return absl::UnavailableError(std::strerror(errno));
     std::thread([fd, &server] {
       while (const std::optional<Words> words = ReadWords(fd)) {
         if (!WriteWords(fd, server.Handle(*words))) break;

@@ -18,6 +18,10 @@ namespace tributary::transport {
 
 using Words = std::vector<std::string>;
 
+// A blocking socket connected to, or listening at, "10.7.0.2:9001"; -1 where that fails.
+int ConnectTcp(const std::string& address);
+int ListenTcp(const std::string& address);
+
 inline bool WriteBytes(int fd, const void* from, size_t bytes) {
   const auto* at = static_cast<const char*>(from);
   while (bytes > 0) {

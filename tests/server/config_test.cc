@@ -117,6 +117,23 @@ TEST(ConfigTest, ReadsWhatIsWrittenAndKeepsDefaultsElsewhere) {
   EXPECT_EQ(config->where.at("node.listen"), "c.toml:3:10");
 }
 
+TEST(ConfigTest, SectionOfATransportIsReadAndItsKeysAreChecked) {
+  const std::string roce = Replaced(
+      kRoot, "[limits]",
+      "[transport.roce]\ndevice = \"mlx5_0\"\npath_mtu = 1024\narena_bytes = \"64MiB\"\n[limits]");
+  const auto config = ParseConfig(roce, "c.toml");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->transport.roce.device, "mlx5_0");
+  EXPECT_EQ(config->transport.roce.path_mtu, 1024u);
+  EXPECT_EQ(config->transport.roce.arena_bytes, uint64_t{64} << 20);
+  EXPECT_EQ(config->transport.roce.gid_index, -1);
+  EXPECT_THAT(Findings(Replaced(roce, "device =", "devise =")),
+              AllOf(HasSubstr("bad.toml:11:1: unknown key \"devise\" in [transport.roce]"),
+                    HasSubstr("did you mean \"device\"?")));
+  EXPECT_THAT(Findings(Replaced(roce, "path_mtu = 1024", "path_mtu = 1500")),
+              HasSubstr("path_mtu = 1500 is not 0, 256, 512, 1024, 2048 or 4096"));
+}
+
 // The annotated examples are what users start from.
 TEST(ConfigTest, EveryAnnotatedConfigPasses) {
   int checked = 0;
@@ -211,7 +228,9 @@ TEST(ConfigTest, TrainingValuesOutOfRangeAreRefusedHereAndNotByEveryClient) {
 
 TEST(ConfigTest, WordsOutsideTheListNameTheNearest) {
   ExpectEach({
-      {"\"tcp\"", "\"roce\"", {"5:8", "not one of tcp", "not in this build"}},
+      {"\"tcp\"",
+       "\"rocce\"",
+       {"5:8", "not one of tcp, shm, roce, auto", "did you mean \"roce\"?"}},
       {"\"info\"", "\"inform\"", {"14:9", "did you mean \"info\"?"}},
       {"fraction_bits = 30", "optimizer = \"fedavq\"", {"21:13", "did you mean \"fedavg\"?"}},
       {"\"first\"", "\"frist\"", {"25:29", "\"frist\" is not one of", "first"}},

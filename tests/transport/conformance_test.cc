@@ -89,7 +89,9 @@ TEST_P(Conformance, HelloTellsNameBytesAndTransport) {
 TEST_P(Conformance, ChunksArriveInOrderAndWholeAtEverySize) {
   Pair pair = Make();
   const size_t full = pair.client->chunk_bytes();
-  const std::vector<size_t> sizes = {0, 1, 1499, 1500, 1501, full - 1, full};
+  // Around the MTU of Ethernet, and of RoCE (4096) with and without a chunk's 64 bytes of header.
+  const std::vector<size_t> sizes = {0,    1,    1499, 1500, 1501, 4031,     4032,
+                                     4033, 4095, 4096, 4097, 4160, full - 1, full};
   const uint64_t rounds = 3;
   auto sender = harness_->Spawn([&] {
     for (uint64_t i = 0; i < rounds * sizes.size(); ++i) {

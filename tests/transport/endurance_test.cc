@@ -8,12 +8,11 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "base/checksum.h"
 #include "tests/transport/harness.h"
 #include "transport/link.h"
-#include "transport/shm.h"
-#include "transport/tcp.h"
 
 namespace tributary::transport {
 namespace {
@@ -43,11 +42,11 @@ size_t ResidentBytes() {
 class Endurance : public ::testing::TestWithParam<std::string> {
  protected:
   std::unique_ptr<Listener> ListenHere(const LinkOptions& options) {
-    auto listener = fabric_->Listen(GetParam() == "shm" ? "@" : "127.0.0.1:0", options);
+    auto listener = harness_->server().Listen(harness_->listen_address(), options);
     EXPECT_TRUE(listener.ok()) << listener.status();
     return std::move(listener).value();
   }
-  const std::unique_ptr<Fabric> fabric_ = GetParam() == "shm" ? MakeShmFabric() : MakeTcpFabric();
+  const std::unique_ptr<Harness> harness_ = MakeHarness(GetParam());
 };
 
 TEST_P(Endurance, ReconnectsLeaveNeitherDescriptorsNorMemoryBehind) {
@@ -55,7 +54,7 @@ TEST_P(Endurance, ReconnectsLeaveNeitherDescriptorsNorMemoryBehind) {
   size_t fds = 0;
   size_t resident = 0;
   for (int i = 0; i < kReconnects; ++i) {
-    auto client = fabric_->Connect(listener->address(), SmallOptions("again"));
+    auto client = harness_->client().Connect(listener->address(), SmallOptions("again"));
     ASSERT_TRUE(client.ok()) << client.status();
     auto server = listener->Accept(Soon());
     ASSERT_TRUE(server.ok()) << server.status();
@@ -90,7 +89,7 @@ TEST_P(Endurance, LongStreamsBothWaysArriveWholeAndInOrder) {
   LinkOptions options = SmallOptions("server");
   options.chunk_bytes = size_t{1} << 20;
   auto listener = ListenHere(options);
-  auto client = fabric_->Connect(listener->address(), options);
+  auto client = harness_->client().Connect(listener->address(), options);
   ASSERT_TRUE(client.ok()) << client.status();
   auto server = listener->Accept(Soon());
   ASSERT_TRUE(server.ok()) << server.status();
@@ -123,7 +122,7 @@ TEST_P(Endurance, LongStreamsBothWaysArriveWholeAndInOrder) {
   for (std::thread& thread : threads) thread.join();
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, Endurance, ::testing::Values("tcp", "shm"),
+INSTANTIATE_TEST_SUITE_P(Kinds, Endurance, ::testing::Values("tcp", "shm", "roce"),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

@@ -113,9 +113,9 @@ class RoceHarness final : public Harness {
  public:
   RoceHarness() : verbs_(std::make_shared<roce::FakeVerbs>()), tcp_(false) {
     RoceOptions options;
-    options.arena_bytes = size_t{4} << 20;
+    options.arena_bytes = size_t{64} << 20;  // as pages are touched
     for (auto* fabric : {&server_, &client_}) {
-      auto made = roce::MakeFabricOver(verbs_, options, {.limit_bytes = 0, .exempt = true});
+      auto made = roce::MakeFabricOver(verbs_, options, {.bytes = 0, .exempt = true});
       if (!made.ok()) std::abort();
       *fabric = std::move(*made);
     }

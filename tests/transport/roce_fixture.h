@@ -11,8 +11,8 @@
 
 #include "tests/transport/fake_verbs.h"
 #include "tests/transport/harness.h"
+#include "transport/rdma/memlock.h"
 #include "transport/roce.h"
-#include "transport/roce/memlock.h"
 #include "transport/roce/node.h"
 
 namespace tributary::transport {
@@ -20,7 +20,7 @@ namespace tributary::transport {
 using roce::FakeVerbs;
 using ::testing::HasSubstr;
 
-inline constexpr roce::MemlockLimits kExempt{.limit_bytes = 0, .exempt = true};
+inline const rdma::MemlockLimit kExempt{.bytes = 0, .exempt = true};
 
 inline absl::Time Soon() { return absl::Now() + absl::Seconds(30); }
 inline std::string Words(const absl::Status& status) { return std::string(status.message()); }

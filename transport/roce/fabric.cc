@@ -4,7 +4,9 @@
 #include <utility>
 
 #include "base/status.h"
+#include "base/sys_files.h"
 #include "transport/internal/hello.h"
+#include "transport/rdma/memlock.h"
 #include "transport/roce.h"
 #include "transport/roce/core.h"
 #include "transport/roce/listener.h"
@@ -56,10 +58,10 @@ class RoceFabric final : public Fabric {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Fabric>> MakeFabricOver(std::shared_ptr<VerbsApi> api,
+absl::StatusOr<std::unique_ptr<Fabric>> MakeFabricOver(const std::shared_ptr<VerbsApi>& api,
                                                        const RoceOptions& options,
-                                                       const MemlockLimits& limits) {
-  ASSIGN_OR_RETURN(std::shared_ptr<RoceNode> node, RoceNode::Open(std::move(api), options, limits));
+                                                       const rdma::MemlockLimit& limit) {
+  ASSIGN_OR_RETURN(std::shared_ptr<RoceNode> node, RoceNode::Open(api, options, limit));
   return std::make_unique<RoceFabric>(std::move(node));
 }
 
@@ -68,7 +70,8 @@ absl::StatusOr<std::unique_ptr<Fabric>> MakeFabricOver(std::shared_ptr<VerbsApi>
 absl::StatusOr<std::unique_ptr<Fabric>> MakeRoceFabric(const RoceOptions& options) {
   RETURN_IF_ERROR(roce::CheckRoceOptions(options));
   ASSIGN_OR_RETURN(std::shared_ptr<roce::VerbsApi> api, roce::LoadVerbs());
-  return roce::MakeFabricOver(std::move(api), options, roce::ReadMemlockLimits());
+  ASSIGN_OR_RETURN(const rdma::MemlockLimit limit, rdma::ReadMemlockLimit(SysFiles()));
+  return roce::MakeFabricOver(api, options, limit);
 }
 
 }  // namespace tributary::transport

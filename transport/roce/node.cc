@@ -85,15 +85,19 @@ absl::Status CheckRoceOptions(const RoceOptions& options) {
                          size_t{1} << 46);
 }
 
-absl::StatusOr<std::shared_ptr<RoceNode>> RoceNode::Open(std::shared_ptr<VerbsApi> api,
+absl::StatusOr<std::shared_ptr<RoceNode>> RoceNode::Open(const std::shared_ptr<VerbsApi>& api,
                                                          const RoceOptions& options,
-                                                         const MemlockLimits& limits) {
+                                                         const rdma::MemlockLimit& limit) {
   RETURN_IF_ERROR(CheckRoceOptions(options));
   // Before anything is opened, and said even where no device is: with one the start would fail too.
-  RETURN_IF_ERROR(CheckMemlock(MemlockNeed(options.arena_bytes, 1), limits));
+  const auto need = [&](size_t devices) {
+    return rdma::MemlockNeedBytes(
+        {.arena_bytes = options.arena_bytes, .devices = static_cast<uint32_t>(devices)});
+  };
+  RETURN_IF_ERROR(rdma::CheckMemlock(need(1), limit));
   const DeviceList list(*api);
   ASSIGN_OR_RETURN(const std::vector<ibv_device*> chosen, list.Choose(options.device));
-  RETURN_IF_ERROR(CheckMemlock(MemlockNeed(options.arena_bytes, chosen.size()), limits));
+  RETURN_IF_ERROR(rdma::CheckMemlock(need(chosen.size()), limit));
   std::shared_ptr<RoceNode> node(new RoceNode(options));
   for (ibv_device* device : chosen) {
     ASSIGN_OR_RETURN(std::shared_ptr<RoceDevice> opened, RoceDevice::Open(api, device, options));

@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "transport/rdma/memlock.h"
 #include "transport/roce.h"
 #include "transport/roce/device.h"
 #include "transport/roce/gid.h"
-#include "transport/roce/memlock.h"
 #include "transport/roce/verbs_api.h"
 
 namespace tributary::transport::roce {
@@ -17,9 +17,9 @@ namespace tributary::transport::roce {
 class RoceNode {
  public:
   // As MakeRoceFabric says of its errors.
-  static absl::StatusOr<std::shared_ptr<RoceNode>> Open(std::shared_ptr<VerbsApi> api,
+  static absl::StatusOr<std::shared_ptr<RoceNode>> Open(const std::shared_ptr<VerbsApi>& api,
                                                         const RoceOptions& options,
-                                                        const MemlockLimits& limits);
+                                                        const rdma::MemlockLimit& limit);
 
   struct Place {
     std::shared_ptr<RoceDevice> device;
@@ -38,8 +38,8 @@ class RoceNode {
 absl::Status CheckRoceOptions(const RoceOptions& options);
 
 // A fabric over any VerbsApi: what MakeRoceFabric does with libibverbs.
-absl::StatusOr<std::unique_ptr<Fabric>> MakeFabricOver(std::shared_ptr<VerbsApi> api,
+absl::StatusOr<std::unique_ptr<Fabric>> MakeFabricOver(const std::shared_ptr<VerbsApi>& api,
                                                        const RoceOptions& options,
-                                                       const MemlockLimits& limits);
+                                                       const rdma::MemlockLimit& limit);
 
 }  // namespace tributary::transport::roce

@@ -38,7 +38,8 @@ class QueuePair {
     uint32_t send = 0;
     uint32_t receive = 0;
   };
-  // An empty queue pair in INIT, number `index` of its link. RESOURCE_EXHAUSTED where the device has none.
+  // An empty queue pair in INIT, number `index` of its link. RESOURCE_EXHAUSTED where the device
+  // has none.
   static absl::StatusOr<std::unique_ptr<QueuePair>> Create(VerbsApi& api, ibv_pd* pd, ibv_cq* cq,
                                                            uint32_t index, const Depths& depths,
                                                            uint8_t port);

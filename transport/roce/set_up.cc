@@ -43,7 +43,7 @@ class Probe {
         heard_(wire.queue_pairs().size(), false) {}
 
   absl::Status Run() {
-    const absl::Status status = Loop();
+    absl::Status status = Loop();
     if (!status.ok()) {
       for (const ibv_wc& completion : early_) Account(completion);
     }
