@@ -102,7 +102,7 @@ std::string TomlReader::State::SectionHint(const std::string& name) const {
 void TomlReader::State::FindUnknownKeys(const std::string& section, const toml::table& table) {
   for (const auto& [key_node, value] : table) {
     const std::string key(key_node.str());
-    if (known.at(section).contains(key) || open.contains(section + "." + key)) continue;
+    if (known.at(section).contains(key) || open.contains(absl::StrCat(section, ".", key))) continue;
     Add(key_node.source().begin,
         absl::StrCat("unknown key \"", key, "\" in [", section, "]", KeyHint(section, key)));
   }
