@@ -56,7 +56,7 @@ UpdateAssembler::UpdateAssembler(std::shared_ptr<const ModelLayout> layout, cons
   }
 }
 
-bool UpdateAssembler::Refuse(std::string reason, std::string message) {
+bool UpdateAssembler::Refuse(std::string reason, const std::string& message) {
   refused_ = true;
   refusal_ = {std::move(reason),
               absl::StrCat("update of client ", internal::Quoted(update_->id_), " ", message)};

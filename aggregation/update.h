@@ -69,7 +69,7 @@ class UpdateAssembler {
   const Refusal& refusal() const { return refusal_; }
 
  private:
-  bool Refuse(std::string reason, std::string message);
+  bool Refuse(std::string reason, const std::string& message);
   bool AddSegment(ByteCursor* cursor);
   bool CheckPlace(const compression::SegmentHeader& header);
   bool CheckPayload(const compression::SegmentHeader& header, EncodedUpdate::Segment* segment);

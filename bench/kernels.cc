@@ -1,6 +1,7 @@
 // `tributary bench kernels`: folds, encodes, validation and packing against the same run's ceiling.
+#include <algorithm>
 #include <cstdio>
-#include <utility>
+#include <iterator>
 
 #include "aggregation/kernel_bench.h"
 #include "base/status.h"
@@ -12,9 +13,7 @@ namespace tributary::bench {
 
 int Kernels(const KernelsOptions& options) {
   std::vector<compression::KernelFigure> rows = compression::RunKernelBench({});
-  for (compression::KernelFigure& row : aggregation::RunPackBench({})) {
-    rows.push_back(std::move(row));
-  }
+  std::ranges::move(aggregation::RunPackBench({}), std::back_inserter(rows));
   std::vector<Figure> figures;
   for (const compression::KernelFigure& row : rows) {
     figures.push_back({.name = row.name,

@@ -154,7 +154,7 @@ absl::StatusOr<Model> ReadSafetensors(const std::string& path) {
 }
 
 absl::StatusOr<Model> ReadSafetensorsAs(const std::string& path,
-                                        std::shared_ptr<const ModelLayout> layout) {
+                                        const std::shared_ptr<const ModelLayout>& layout) {
   ASSIGN_OR_RETURN(const std::unique_ptr<OpenFile> open, OpenSafetensors(path));
   const auto wrong = [&](const std::string& name, const char* what) {
     return absl::InvalidArgumentError(absl::StrCat(path, ": tensor \"", name, "\" ", what,

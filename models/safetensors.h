@@ -30,7 +30,7 @@ absl::StatusOr<std::shared_ptr<const aggregation::ModelLayout>> ReadSafetensorsL
 
 // As ReadSafetensors, but into a given layout: every tensor must be there with its shape and dtype,
 // and no other.
-absl::StatusOr<Model> ReadSafetensorsAs(const std::string& path,
-                                        std::shared_ptr<const aggregation::ModelLayout> layout);
+absl::StatusOr<Model> ReadSafetensorsAs(
+    const std::string& path, const std::shared_ptr<const aggregation::ModelLayout>& layout);
 
 }  // namespace tributary::models

@@ -39,7 +39,7 @@ absl::Status FileError(const std::string& what, const std::string& path) {
 absl::Status SyncDirectory(const std::string& path) {
   const int fd = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   const bool ok = fd >= 0 && fsync(fd) == 0;
-  const absl::Status status = ok ? absl::OkStatus() : FileError("fsync", path);
+  absl::Status status = ok ? absl::OkStatus() : FileError("fsync", path);
   if (fd >= 0) close(fd);
   return status;
 }
@@ -52,14 +52,14 @@ absl::Status WriteFile(const std::string& path, const std::string& bytes) {
     const ssize_t n = write(fd, bytes.data() + at, bytes.size() - at);
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) {
-      const absl::Status status = FileError("write", path);
+      absl::Status status = FileError("write", path);
       close(fd);
       return status;
     }
     at += static_cast<size_t>(n);
   }
   const bool synced = fsync(fd) == 0;
-  const absl::Status status = synced ? absl::OkStatus() : FileError("fsync", path);
+  absl::Status status = synced ? absl::OkStatus() : FileError("fsync", path);
   close(fd);
   return status;
 }
@@ -160,7 +160,7 @@ absl::StatusOr<Checkpoint> LoadEntry(const std::string& run_path,
     return absl::DataLossError(absl::StrCat(state_path, " is damaged"));
   auto layout = aggregation::ModelLayout::FromProto(out.state.layout());
   if (!layout.ok()) return Annotate(layout.status(), state_path);
-  ASSIGN_OR_RETURN(out.model, models::ReadSafetensorsAs(model_path, *std::move(layout)));
+  ASSIGN_OR_RETURN(out.model, models::ReadSafetensorsAs(model_path, *layout));
   if (Sha256Of(out.model.bytes) != out.state.model_sha256()) {
     return absl::DataLossError(
         absl::StrCat(model_path, " is damaged: its tensors are not those of state.pb"));
@@ -204,7 +204,7 @@ bool Names(const v1::CheckpointManifest& manifest, const std::string& directory)
 void RemoveUnfinished(const std::string& run_path) {
   std::error_code ignored;
   for (const std::string& name : NamesIn(run_path)) {
-    if (name.ends_with(kUnfinished)) fs::remove_all(run_path + "/" + name, ignored);
+    if (name.ends_with(kUnfinished)) fs::remove_all(fs::path(run_path) / name, ignored);
   }
 }
 
@@ -213,7 +213,7 @@ void RemoveUnfinished(const std::string& run_path) {
 void RemoveUnnamed(const std::string& run_path, const v1::CheckpointManifest& manifest) {
   std::error_code ignored;
   for (const std::string& name : NamesIn(run_path)) {
-    if (RoundOf(name) && !Names(manifest, name)) fs::remove_all(run_path + "/" + name, ignored);
+    if (RoundOf(name) && !Names(manifest, name)) fs::remove_all(fs::path(run_path) / name, ignored);
   }
 }
 
@@ -240,7 +240,7 @@ absl::StatusOr<int> TakeLock(const std::string& run_path) {
   }
   const std::string pid = absl::StrCat(getpid());
   if (ftruncate(fd, 0) != 0 || pwrite(fd, pid.data(), pid.size(), 0) < 0) {
-    const absl::Status status = FileError("write", path);
+    absl::Status status = FileError("write", path);
     close(fd);
     return status;
   }

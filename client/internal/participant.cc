@@ -29,7 +29,7 @@ absl::Status Participant::Run() {
     return absl::FailedPreconditionError("Client::Run was called before; make a new Client");
   }
   if (!mailbox_->ending()) connection_->Start();
-  const absl::Status end = Loop();
+  absl::Status end = Loop();
   connection_->Close(absl::IsCancelled(end) ? "shut down" : "");
   return end;
 }
@@ -53,7 +53,7 @@ absl::Status Participant::Loop() {
     Event event = mailbox_->Next();
     if (auto* end = std::get_if<End>(&event.what)) return end->status;
     if (auto* joined = std::get_if<v1::Joined>(&event.what)) {
-      RETURN_IF_ERROR(Handle(std::move(*joined)));
+      RETURN_IF_ERROR(Handle(*joined));
     } else if (auto* outcome = std::get_if<v1::Outcome>(&event.what)) {
       Handle(*outcome);
     } else {
@@ -62,7 +62,7 @@ absl::Status Participant::Loop() {
   }
 }
 
-absl::Status Participant::Handle(v1::Joined joined) {
+absl::Status Participant::Handle(const v1::Joined& joined) {
   ++counters_.joins;
   if (joined.run() != run_) {
     // Rounds of another run have nothing to do with what is kept of the last.

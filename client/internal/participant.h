@@ -44,7 +44,7 @@ class Participant final : public Client {
   };
 
   absl::Status Loop();
-  absl::Status Handle(v1::Joined joined);  // not OK: the end
+  absl::Status Handle(const v1::Joined& joined);  // not OK: the end
   void Handle(const v1::Outcome& outcome);
   void Handle(v1::Task task, uint64_t sequence);
   void Settle(const RoundOutcome& outcome);

@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 #include <csignal>
 #include <cstdio>
+#include <exception>
 
 #include "base/early_signals.h"
 #include "base/log_setup.h"
@@ -46,7 +47,9 @@ int Run(const std::string& file, const ConfigOverrides& overrides) {
 }  // namespace
 }  // namespace tributary::client::trainer
 
-int main(int argc, char** argv) {
+namespace {
+
+int Main(int argc, char** argv) {
   tributary::client::trainer::ConfigOverrides overrides;
   std::string file;
   bool check = false;
@@ -76,4 +79,15 @@ int main(int argc, char** argv) {
   }
   using namespace tributary::client::trainer;
   return check ? Check(file, overrides) : Run(file, overrides);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return Main(argc, argv);
+  } catch (const std::exception& error) {  // of the command line's library, or no memory
+    std::fprintf(stderr, "tributary-client: %s\n", error.what());
+    return 1;
+  }
 }

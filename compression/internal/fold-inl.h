@@ -29,7 +29,7 @@ HWY_INLINE hn::Vec<D> LoadBytes(D d, const uint8_t* p) {
   return hn::BitCast(d, hn::LoadU(hn::Repartition<uint8_t, D>(), p));
 }
 template <class D>
-HWY_INLINE void StoreBytes(D d, hn::Vec<D> v, uint8_t* p) {
+HWY_INLINE void StoreBytes([[maybe_unused]] D d, hn::Vec<D> v, uint8_t* p) {
   hn::StoreU(hn::BitCast(hn::Repartition<uint8_t, D>(), v), hn::Repartition<uint8_t, D>(), p);
 }
 

@@ -1,5 +1,7 @@
 // `tributary`: the aggregator and its tools.
 #include <CLI/CLI.hpp>
+#include <cstdio>
+#include <exception>
 #include <string_view>
 
 #include "base/early_signals.h"
@@ -108,9 +110,7 @@ struct Bench {
   }
 };
 
-}  // namespace
-
-int main(int argc, char** argv) {
+int Main(int argc, char** argv) {
   using namespace tributary::cli;
   // Those two wait for the signals and end in order; all else just ends.
   const std::string_view command = argc > 1 ? argv[1] : "";
@@ -180,4 +180,15 @@ int main(int argc, char** argv) {
     return 2;
   }
   return code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return Main(argc, argv);
+  } catch (const std::exception& error) {  // of the command line's library, or no memory
+    std::fprintf(stderr, "tributary: %s\n", error.what());
+    return 1;
+  }
 }

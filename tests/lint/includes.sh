@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Includes follow the folders: a folder's sub-folders are private to it (client/trainer is a folder of
-# its own), and arrows go downward only. Reads text, compiles nothing.
+# Includes follow the folders: a folder's sub-folders are private to it, and arrows go downward only.
+# client/trainer is a folder of its own, transport/rdma (what a machine's devices are) open to all that
+# stand above transport/. Reads text, compiles nothing.
 #   tests/lint/includes.sh [TREE]
 set -euo pipefail
 cd "${1:-$(dirname "$(readlink -f "$0")")/../..}"
 
-# What each folder may include beside itself and proto/. server/cli alone may use bench/, whose
-# commands it offers.
+# What each folder may include beside itself and proto/. server/cli alone may use bench/ and doctor/,
+# whose commands it offers.
 declare -A below=(
   [base]=""
   [compression]="base"
@@ -14,8 +15,9 @@ declare -A below=(
   [transport]="base"
   [models]="base aggregation"
   [client]="base compression aggregation models"
-  [bench]="base compression aggregation models client"
+  [bench]="base compression aggregation transport models client"
   [server]="base compression aggregation transport models"
+  [doctor]="base server transport"
 )
 failed=0
 complain() {
@@ -30,14 +32,16 @@ while IFS=: read -r file line text; do
   owner=${included%%/*} includer=${file%%/*}
   place=${included%/*} own=${file%/*}
   [[ $includer == tests ]] && own=${own#tests/} && includer=${own%%/*}
+  [[ $file == tests/rdma_vm/* ]] && own=transport  # its tests on two emulated hosts
   # Private: all below a top folder, but client/trainer's own headers within client/trainer.
   home=$owner
   [[ $place == client/trainer* ]] && home=client/trainer
+  [[ $place == transport/rdma ]] && home=$place
   if [[ -n ${below[$owner]+known} && $place != "$home" || $place == client/trainer ]]; then
     [[ $own/ == "$home"/* ]] || complain "$file:$line" "$included is private to $home/"
   fi
   [[ $file == tests/* || -z ${below[$owner]+known} || $owner == "$includer" ]] && continue
-  [[ $own == server/cli && $owner == bench ]] && continue
+  [[ $own == server/cli && ($owner == bench || $owner == doctor) ]] && continue
   [[ " ${below[$includer]:-} " == *" $owner "* ]] || complain "$file:$line" "$includer/ may not include $included"
 done < <(grep -rnE '^#include "' --include='*.h' --include='*.cc' "${!below[@]}" tests 2>/dev/null)
 exit "$failed"

@@ -10,10 +10,12 @@ put() {  # FILE INCLUDED
   mkdir -p "$tree/$(dirname "$1")"
   echo "#include \"$2\"" >>"$tree/$1"
 }
-mkdir -p "$tree"/{base,compression,aggregation,transport,models,server,client/trainer,bench,tests/server}
+mkdir -p "$tree"/{base,compression,aggregation,transport,models,server,client/trainer,bench,doctor,tests/server}
 put server/good.cc transport/link.h
 put server/good.cc server/door/framing.h
 put server/cli/main.cc bench/commands.h
+put server/cli/main.cc doctor/doctor.h
+put doctor/good.cc transport/rdma/gid.h
 put tests/server/good_test.cc server/door/framing.h
 put client/trainer/internal/good.cc client/trainer/config.h
 "$here/includes.sh" "$tree" || { echo "good includes are refused"; exit 1; }
@@ -35,4 +37,5 @@ expect bench/bad.cc client/trainer/trainer.h "is private to client/trainer/"
 expect client/bad.cc client/trainer/internal/weights.h "is private to client/trainer/"
 expect aggregation/bad.cc server/config.h "aggregation/ may not include server/config.h"
 expect transport/bad.cc aggregation/round.h "transport/ may not include aggregation/round.h"
+expect compression/bad.cc transport/rdma/gid.h "compression/ may not include transport/rdma/gid.h"
 expect server/bad.cc bench/commands.h "server/ may not include bench/commands.h"
