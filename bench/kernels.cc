@@ -11,9 +11,11 @@
 namespace tributary::bench {
 
 int Kernels(const KernelsOptions& options) {
-  std::vector<compression::KernelFigure> rows = compression::RunKernelBench({});
-  for (compression::KernelFigure& row : aggregation::RunPackBench({})) {
-    rows.push_back(std::move(row));
+  std::vector<compression::KernelFigure> rows = compression::RunKernelBench({.only = options.codec});
+  if (options.codec.empty()) {
+    for (compression::KernelFigure& row : aggregation::RunPackBench({})) {
+      rows.push_back(std::move(row));
+    }
   }
   std::vector<Figure> figures;
   for (const compression::KernelFigure& row : rows) {
