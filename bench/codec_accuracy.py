@@ -111,9 +111,10 @@ def main():
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--split", choices=["dirichlet", "iid"], default="dirichlet")
     parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--within", type=float, help="exit 1 where a codec is more points below the first")
     parser.add_argument("specs", nargs="+", metavar="SPEC")
     options = parser.parse_args()
-    figures, base = [], None
+    figures, base, worst = [], None, 0.0
     print("| codec | accuracy, % | against the first | times smaller |\n|---|---|---|---|", flush=True)
     for spec in options.specs:
         runs = [run(options, spec, seed) for seed in range(1, options.seeds + 1)]
@@ -121,12 +122,15 @@ def main():
         spread = max(r[0] for r in runs) - min(r[0] for r in runs)
         smaller = sum(r[2] for r in runs) / sum(r[1] for r in runs)
         base = mean if base is None else base
+        worst = min(worst, mean - base)
         lost = sum(r[3] for r in runs)
         print(f"| `{spec}` | {mean:.2f} (spread {spread:.2f}{f', {lost} rounds failed' if lost else ''}) "
               f"| {mean - base:+.2f} | {smaller:.1f} |", flush=True)
         name = "codecs." + re.sub(r"[^a-z0-9]+", "_", spec.lower()).strip("_") + "." + options.split
         figures += [{"name": name + ".accuracy", "value": mean, "unit": "%"},
                     {"name": name + ".times_smaller", "value": smaller, "unit": ""}]
+    if options.within is not None and worst < -options.within:
+        sys.exit(f"a codec is {-worst:.2f} points below the first, more than {options.within}")
     if options.json:
         options.json.write_text(json.dumps({"environment": {"rounds": options.rounds, "seeds": options.seeds},
                                             "figures": figures}, indent=1))

@@ -16,6 +16,8 @@ namespace tributary::compression {
 namespace {
 
 constexpr size_t kUpdates = 16;
+// Of the codecs that make a tile tiny; encoding more would take minutes.
+constexpr size_t kMaxTiles = 4096;
 
 // Deltas as training makes them, about normal with deviation 0.01: four uniform numbers' sum.
 std::vector<float> SyntheticDeltas(size_t n) {
@@ -64,8 +66,8 @@ class CodecBench {
         codec_(MakeCodec(spec).value()),
         floats_(SyntheticDeltas(32 * kTileElements)),
         tile_bytes_(OneTile()),
-        tiles_(
-            std::max<size_t>(kUpdates, options.update_bytes / tile_bytes_ / kUpdates * kUpdates)),
+        tiles_(std::clamp<size_t>(options.update_bytes / tile_bytes_ / kUpdates * kUpdates,
+                                  kUpdates, kMaxTiles)),
         tile_(kTileElements) {
     encoded_.reserve(tiles_ * tile_bytes_ + tiles_ * tile_bytes_ / 8);
     std::vector<size_t> ends;

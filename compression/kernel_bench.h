@@ -16,7 +16,8 @@ struct KernelFigure {
 };
 
 struct KernelBenchOptions {
-  // Encoded bytes that pass by in one repetition; more than the last-level cache holds.
+  // Encoded bytes that pass by in one repetition; more than the last-level cache holds. Less, 4,096
+  // tiles of 32,768 elements, where codecs make them smaller than 16 KiB a tile.
   uint64_t update_bytes = uint64_t{64} << 20;
   // Kernel and ceiling take turns so often; the best of each counts.
   int repetitions = 9;

@@ -81,7 +81,7 @@ void ForEachRicePlace(const TileEntry& entry, const uint8_t* p, Visit visit) {
   const uint32_t rice = entry.tag;
   const size_t rest_bytes = RemainderBytes(entry.count, rice);
   // Read 4 bytes at a time, beyond the end of the payload too: from a copy.
-  uint8_t rest[kTileElements * 14 / 8 + 8];
+  uint8_t rest[kBitmapBytes + 8];  // no places take more than a bitmap
   std::memcpy(rest, p + entry.index_bytes - rest_bytes, rest_bytes);
   std::memset(rest + rest_bytes, 0, 8);
   const uint32_t mask = (1u << rice) - 1;

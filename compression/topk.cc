@@ -29,6 +29,21 @@ size_t ValueBytes(SparseValues kind, size_t count) {
   }
 }
 
+// The largest |bits|; short loops of constant length vectorise.
+uint32_t MostBits(const float* x, size_t n) {
+  int32_t most = 0;
+  if (n == 16) {
+    for (size_t i = 0; i < 16; ++i) {
+      most = std::max(most, std::bit_cast<int32_t>(x[i]) & 0x7FFFFFFF);
+    }
+  } else {
+    for (size_t i = 0; i < n; ++i) {
+      most = std::max(most, std::bit_cast<int32_t>(x[i]) & 0x7FFFFFFF);
+    }
+  }
+  return static_cast<uint32_t>(most);
+}
+
 uint64_t TilesOf(uint64_t n) { return (n + kTileElements - 1) / kTileElements; }
 
 // A payload as it lies: read in place where a part is contiguous, else from a copy.
@@ -174,14 +189,20 @@ absl::Status TopKCodec::Encode(std::span<const float> x, const EncodeContext& co
   if (x.empty()) return absl::OkStatus();
   std::vector<uint16_t> places;
   std::vector<float> kept;
-  std::vector<size_t> ends;  // of each tile's part of them
-  for (uint64_t i = 0; i < x.size(); ++i) {
-    const uint32_t bits = std::bit_cast<uint32_t>(x[i]) & 0x7FFFFFFF;
-    if (bits > plan.threshold || (bits == plan.threshold && first + i < plan.ties_end)) {
-      places.push_back(static_cast<uint16_t>(i % kTileElements));
-      kept.push_back(x[i]);
+  std::vector<size_t> ends;        // of each tile's part of them
+  constexpr uint64_t kGroup = 16;  // most groups have nothing to keep
+  for (uint64_t from = 0; from < x.size(); from += kGroup) {
+    const uint64_t to = std::min<uint64_t>(from + kGroup, x.size());
+    if (MostBits(x.data() + from, to - from) >= plan.threshold) {
+      for (uint64_t i = from; i < to; ++i) {
+        const uint32_t bits = std::bit_cast<uint32_t>(x[i]) & 0x7FFFFFFF;
+        if (bits < plan.threshold) continue;
+        if (bits == plan.threshold && first + i >= plan.ties_end) continue;
+        places.push_back(static_cast<uint16_t>(i % kTileElements));
+        kept.push_back(x[i]);
+      }
     }
-    if ((i + 1) % kTileElements == 0 || i + 1 == x.size()) ends.push_back(kept.size());
+    if (to % kTileElements == 0 || to == x.size()) ends.push_back(kept.size());
   }
   const float scale = Scale(kept);
   const size_t start = out->size();

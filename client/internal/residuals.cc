@@ -67,7 +67,8 @@ std::string ResidualStore::Bind(const std::string& run, const std::string& layou
       if (!Parse(bytes)) note = absl::StrCat("residual file ", path_, " is damaged");
     }
   }
-  if (!identity_.empty() && identity_ != identity) {
+  const bool held = !committed_.empty() || has_pending_;
+  if (held && identity_ != identity) {
     note = absl::StrCat("residuals were of another run or model layout, now ",
                         absl::BytesToHexString(layout_hash.substr(0, 8)));
   }

@@ -97,12 +97,18 @@ inline uint8_t MxScale(float max, int top_exponent) {
   return static_cast<uint8_t>(exponent < 0 ? 0 : exponent > 254 ? 254 : exponent);
 }
 
+// 2^exponent, from -149 to 127, without a call a block.
+inline float PowerOfTwo(int exponent) {
+  return std::bit_cast<float>(exponent >= -126 ? static_cast<uint32_t>(exponent + 127) << 23
+                                               : uint32_t{1} << (exponent + 149));
+}
+
 // The scale in front of a block, times the unit: a float without rounding, except that 2^(e - 127)
 // times a unit may be as small as 2^-133, a subnormal, also exact.
 inline float BlockUnit(const BlockFormat& format, const uint8_t* block) {
   if (format.scale_kind == ScaleKind::kFloat32) return LoadLe<float>(block);
   const int e8m0 = format.scale_kind == ScaleKind::kE8M0 ? int{block[0]} - 127 : 0;
-  return std::ldexp(1.0f, e8m0 + format.unit_exponent);
+  return PowerOfTwo(e8m0 + format.unit_exponent);
 }
 
 }  // namespace tributary::compression
