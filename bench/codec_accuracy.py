@@ -37,7 +37,7 @@ model = "mlp-fashion"
 startup_limit_s = 120
 evaluate_every = {rounds}
 [cohort]
-minimum = 2
+minimum = 4
 fraction = 0.1
 [straggler]
 deadline_s = 120
