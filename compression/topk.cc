@@ -44,6 +44,33 @@ uint32_t MostBits(const float* x, size_t n) {
   return static_cast<uint32_t>(most);
 }
 
+// What a segment keeps: places within tiles, values, and where each tile's part of them ends.
+struct Kept {
+  std::vector<uint16_t> places;
+  std::vector<float> values;
+  std::vector<size_t> ends;
+};
+
+// `first` is x[0]'s index as the plan counts.
+Kept Gather(std::span<const float> x, const TensorPlan& plan, uint64_t first) {
+  constexpr uint64_t kGroup = 16;  // most groups have nothing to keep
+  Kept kept;
+  for (uint64_t from = 0; from < x.size(); from += kGroup) {
+    const uint64_t to = std::min<uint64_t>(from + kGroup, x.size());
+    if (MostBits(x.data() + from, to - from) >= plan.threshold) {
+      for (uint64_t i = from; i < to; ++i) {
+        const uint32_t bits = std::bit_cast<uint32_t>(x[i]) & 0x7FFFFFFF;
+        if (bits < plan.threshold) continue;
+        if (bits == plan.threshold && first + i >= plan.ties_end) continue;
+        kept.places.push_back(static_cast<uint16_t>(i % kTileElements));
+        kept.values.push_back(x[i]);
+      }
+    }
+    if (to % kTileElements == 0 || to == x.size()) kept.ends.push_back(kept.values.size());
+  }
+  return kept;
+}
+
 uint64_t TilesOf(uint64_t n) { return (n + kTileElements - 1) / kTileElements; }
 
 // A payload as it lies: read in place where a part is contiguous, else from a copy.
@@ -112,6 +139,8 @@ class TopKCodec final : public Codec {
     return RefuseElement(capabilities_.name, x, limit);
   }
   float Scale(const std::vector<float>& kept) const;
+  void AppendTile(const Kept& kept, size_t tile, uint32_t length, float scale,
+                  std::vector<uint8_t>* out, std::span<float> residual) const;
   void AppendValues(std::span<const float> kept, float scale, std::vector<uint8_t>* out) const;
   absl::Status CheckValues(const uint8_t* p, size_t count, float scale, double bound) const;
   float Value(const uint8_t* p, size_t j, float scale) const;
@@ -187,50 +216,41 @@ absl::Status TopKCodec::Encode(std::span<const float> x, const EncodeContext& co
                                                    MaxSegmentElements(), " at most"));
   }
   if (x.empty()) return absl::OkStatus();
-  std::vector<uint16_t> places;
-  std::vector<float> kept;
-  std::vector<size_t> ends;        // of each tile's part of them
-  constexpr uint64_t kGroup = 16;  // most groups have nothing to keep
-  for (uint64_t from = 0; from < x.size(); from += kGroup) {
-    const uint64_t to = std::min<uint64_t>(from + kGroup, x.size());
-    if (MostBits(x.data() + from, to - from) >= plan.threshold) {
-      for (uint64_t i = from; i < to; ++i) {
-        const uint32_t bits = std::bit_cast<uint32_t>(x[i]) & 0x7FFFFFFF;
-        if (bits < plan.threshold) continue;
-        if (bits == plan.threshold && first + i >= plan.ties_end) continue;
-        places.push_back(static_cast<uint16_t>(i % kTileElements));
-        kept.push_back(x[i]);
-      }
-    }
-    if (to % kTileElements == 0 || to == x.size()) ends.push_back(kept.size());
+  const Kept kept = Gather(x, plan, first);
+  const float scale = Scale(kept.values);
+  if (ScaleBytes() > 0) {
+    out->resize(out->size() + sizeof scale);
+    StoreLe(scale, out->data() + out->size() - sizeof scale);
   }
-  const float scale = Scale(kept);
-  const size_t start = out->size();
-  out->resize(start + ScaleBytes());
-  if (ScaleBytes() > 0) StoreLe(scale, out->data() + start);
   if (!residual.empty() && residual.data() != x.data()) {
     std::copy(x.begin(), x.end(), residual.begin());
   }
-  size_t from = 0;
-  for (uint64_t tile = 0; tile < ends.size(); ++tile) {
-    const size_t count = ends[tile] - from;
-    const uint64_t length = std::min<uint64_t>(kTileElements, x.size() - tile * kTileElements);
-    const auto here = std::span(places).subspan(from, count);
-    const size_t entry_at = out->size();
-    out->resize(entry_at + 4);
-    const TileEntry entry = AppendIndices(here, static_cast<uint32_t>(length), out);
-    StoreLe(entry.Word(), out->data() + entry_at);
-    const size_t values_at = out->size();
-    AppendValues(std::span(kept).subspan(from, count), scale, out);
-    if (!residual.empty()) {
-      for (size_t j = 0; j < count; ++j) {
-        residual[tile * kTileElements + here[j]] =
-            kept[from + j] - Value(out->data() + values_at, j, scale);
-      }
-    }
-    from = ends[tile];
+  for (size_t tile = 0; tile < kept.ends.size(); ++tile) {
+    const uint64_t at = tile * kTileElements;
+    const uint64_t length = std::min<uint64_t>(kTileElements, x.size() - at);
+    AppendTile(kept, tile, static_cast<uint32_t>(length), scale, out,
+               residual.empty() ? residual : residual.subspan(at, length));
   }
   return absl::OkStatus();
+}
+
+// One tile's entry, places and values; what is left of the kept values goes to `residual`.
+void TopKCodec::AppendTile(const Kept& kept, size_t tile, uint32_t length, float scale,
+                           std::vector<uint8_t>* out, std::span<float> residual) const {
+  const size_t from = tile == 0 ? 0 : kept.ends[tile - 1];
+  const size_t count = kept.ends[tile] - from;
+  const auto places = std::span(kept.places).subspan(from, count);
+  const auto values = std::span(kept.values).subspan(from, count);
+  const size_t entry_at = out->size();
+  out->resize(entry_at + 4);
+  const TileEntry entry = AppendIndices(places, length, out);
+  StoreLe(entry.Word(), out->data() + entry_at);
+  const size_t values_at = out->size();
+  AppendValues(values, scale, out);
+  if (residual.empty()) return;
+  for (size_t j = 0; j < count; ++j) {
+    residual[places[j]] = values[j] - Value(out->data() + values_at, j, scale);
+  }
 }
 
 absl::Status TopKCodec::CheckValues(const uint8_t* p, size_t count, float scale,
