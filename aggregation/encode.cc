@@ -30,7 +30,10 @@ absl::Status CheckLength(const TensorSpec& tensor, absl::string_view what, uint6
 // The most whole tiles whose payload is within the limit: large segments, few headers.
 uint64_t ElementsPerSegment(const compression::Codec& codec) {
   uint64_t tiles = 1;
-  while (codec.EncodedBytes((tiles + 1) * kTileElements) <= compression::kMaxPayloadBytes) ++tiles;
+  while ((tiles + 1) * kTileElements <= codec.MaxSegmentElements() &&
+         codec.EncodedBytes((tiles + 1) * kTileElements) <= compression::kMaxPayloadBytes) {
+    ++tiles;
+  }
   return tiles * kTileElements;
 }
 constexpr uint64_t kRawElementsPerSegment = compression::kMaxPayloadBytes / sizeof(int64_t);
@@ -54,20 +57,24 @@ absl::Status EncodeFloats(const TensorSpec& tensor, const compression::Codec& co
                           compression::EncodeContext context, std::span<const float> x,
                           std::span<float> residual, const Emit& emit) {
   const uint64_t most = ElementsPerSegment(codec);
+  absl::StatusOr<compression::TensorPlan> plan = codec.Plan(x);
+  if (!plan.ok()) return Annotate(plan.status(), TensorText(tensor));
+  context.plan = &*plan;
   for (uint64_t first = 0; first < x.size(); first += most) {
     const uint64_t count = std::min<uint64_t>(most, x.size() - first);
     std::vector<uint8_t> segment;
-    segment.reserve(SegmentHeader::kBytes + codec.EncodedBytes(count));
+    if (codec.fixed_rate()) segment.reserve(SegmentHeader::kBytes + codec.EncodedBytes(count));
     segment.resize(SegmentHeader::kBytes);
     context.first = first;
-    const absl::Status status =
-        codec.Encode(x.subspan(first, count), context, &segment,
-                     residual.empty() ? std::span<float>() : residual.subspan(first, count));
-    if (!status.ok()) {
-      return Annotate(status, absl::StrCat(TensorText(tensor), ", counted from element ", first));
+    const absl::StatusOr<compression::SegmentForm> form =
+        codec.EncodeSegment(x.subspan(first, count), context, &segment,
+                            residual.empty() ? residual : residual.subspan(first, count));
+    if (!form.ok()) {
+      return Annotate(form.status(),
+                      absl::StrCat(TensorText(tensor), ", counted from element ", first));
     }
-    RETURN_IF_ERROR(EmitSegment(context.tensor, codec.capabilities().id, codec.parameter(), first,
-                                count, std::move(segment), emit));
+    RETURN_IF_ERROR(EmitSegment(context.tensor, form->id, form->parameter, first, count,
+                                std::move(segment), emit));
   }
   return absl::OkStatus();
 }
@@ -83,11 +90,10 @@ absl::Status EncodeInts(uint32_t tensor, std::span<const int64_t> x, const Emit&
   return absl::OkStatus();
 }
 
-}  // namespace
-
-absl::Status EncodeUpdate(const ModelLayout& layout, const compression::Codec& codec,
-                          uint64_t codec_key, uint32_t round, DeltaSource& deltas,
-                          const Emit& emit) {
+// codec_of(tensor) is a TensorCodec.
+template <class CodecOf>
+absl::Status EncodeTensors(const ModelLayout& layout, CodecOf codec_of, const EncodeKeys& keys,
+                           uint32_t round, DeltaSource& deltas, const Emit& emit) {
   for (uint32_t t = 0; t < layout.tensors().size(); ++t) {
     const TensorSpec& tensor = layout.tensors()[t];
     const uint64_t elements = layout.TensorElements(t);
@@ -100,12 +106,40 @@ absl::Status EncodeUpdate(const ModelLayout& layout, const compression::Codec& c
     }
     ASSIGN_OR_RETURN(const std::span<const float> x, deltas.Floats(t));
     RETURN_IF_ERROR(CheckLength(tensor, "delta", x.size(), elements));
-    const std::span<float> residual = deltas.Residual(t);
+    const auto& [codec, feedback] = codec_of(t);
+    const std::span<float> residual = feedback ? deltas.Residual(t) : std::span<float>();
     if (!residual.empty())
       RETURN_IF_ERROR(CheckLength(tensor, "residual", residual.size(), elements));
-    RETURN_IF_ERROR(EncodeFloats(tensor, codec, {codec_key, round, t, 0}, x, residual, emit));
+    compression::EncodeContext context;
+    context.key = keys.client;
+    context.shared_key = keys.shared;
+    context.round = round;
+    context.tensor = t;
+    RETURN_IF_ERROR(EncodeFloats(tensor, *codec, context, x, residual, emit));
   }
   return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status EncodeUpdate(const ModelLayout& layout, const compression::CodecPolicy& policy,
+                          const EncodeKeys& keys, uint32_t round, DeltaSource& deltas,
+                          const Emit& emit) {
+  const auto codec_of = [&](uint32_t t) -> const compression::TensorCodec& {
+    const TensorSpec& tensor = layout.tensors()[t];
+    return policy.For(tensor.name, layout.TensorElements(t), tensor.shape.size());
+  };
+  return EncodeTensors(layout, codec_of, keys, round, deltas, emit);
+}
+
+absl::Status EncodeUpdate(const ModelLayout& layout, const compression::Codec& codec,
+                          uint64_t codec_key, uint32_t round, DeltaSource& deltas,
+                          const Emit& emit) {
+  // The caller's codec outlives the call.
+  const compression::TensorCodec all{
+      std::shared_ptr<const compression::Codec>(std::shared_ptr<void>(), &codec), true};
+  const auto codec_of = [&](uint32_t) -> const compression::TensorCodec& { return all; };
+  return EncodeTensors(layout, codec_of, {codec_key, 0}, round, deltas, emit);
 }
 
 }  // namespace tributary::aggregation

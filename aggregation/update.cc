@@ -15,8 +15,9 @@ namespace {
 using compression::kTileElements;
 using compression::SegmentHeader;
 
-// No codec of the first set is wider than this for a float.
+// No codec is wider than this for a float, but for a head of a few bytes: scales, keys, places.
 constexpr uint64_t kWidestFloatBytes = 4;
+constexpr uint64_t kHeadBytes = 24;
 constexpr uint64_t kRawIntBytes = 8;
 constexpr absl::string_view kDamaged = "; the update was cut or damaged on its way, send it again";
 constexpr absl::string_view kForeign = "; encode the update from the layout that Joined carries";
@@ -225,7 +226,7 @@ std::shared_ptr<const EncodedUpdate> UpdateAssembler::Finish(uint64_t encoded_by
 
 uint64_t MaxEncodedBytes(const ModelLayout& layout) {
   // A segment may be as short as a tile.
-  uint64_t bytes = layout.tiles().size() * SegmentHeader::kBytes;
+  uint64_t bytes = layout.tiles().size() * (SegmentHeader::kBytes + kHeadBytes);
   for (uint32_t t = 0; t < layout.tensors().size(); ++t) {
     const TensorSpec& tensor = layout.tensors()[t];
     if (tensor.policy == Policy::kSkip) continue;

@@ -14,6 +14,7 @@
 #include "aggregation/layout.h"
 #include "base/bytes.h"
 #include "compression/codec.h"
+#include "compression/policy.h"
 #include "compression/segment.h"
 
 namespace tributary::aggregation {
@@ -89,8 +90,7 @@ class UpdateAssembler {
   std::shared_ptr<EncodedUpdate> update_;
 };
 
-// The most bytes that an update may declare: every element as the widest first-set codec, plus
-// headers.
+// The most bytes that an update may declare: every element as the widest codec, plus headers.
 uint64_t MaxEncodedBytes(const ModelLayout& layout);
 
 // The sending side: encodes a delta into whole segments.
@@ -104,6 +104,17 @@ struct DeltaSource {
   virtual absl::StatusOr<std::span<const int64_t>> Ints(uint32_t tensor) = 0;
   virtual std::span<float> Residual(uint32_t) { return {}; }  // empty: not wanted
 };
+// Where the codecs' random numbers come from: SeededHash(run seed, "codec", client id), and
+// SeededHash(run seed, "mask", ""), which all clients share.
+struct EncodeKeys {
+  uint64_t client = 0;
+  uint64_t shared = 0;
+};
+// Each tensor by its own codec. Residuals are asked for only where the policy has error feedback.
+absl::Status EncodeUpdate(const ModelLayout& layout, const compression::CodecPolicy& policy,
+                          const EncodeKeys& keys, uint32_t round, DeltaSource& deltas,
+                          const std::function<absl::Status(std::vector<uint8_t> segment)>& emit);
+// All of them by one, residuals always asked for.
 absl::Status EncodeUpdate(const ModelLayout& layout, const compression::Codec& codec,
                           uint64_t codec_key, uint32_t round, DeltaSource& deltas,
                           const std::function<absl::Status(std::vector<uint8_t> segment)>& emit);

@@ -9,6 +9,7 @@ namespace tributary::bench {
 
 struct KernelsOptions {
   std::string json;
+  std::string codec;  // "": all
 };
 int Kernels(const KernelsOptions& options);
 

@@ -12,8 +12,10 @@
 namespace tributary::bench {
 
 int Kernels(const KernelsOptions& options) {
-  std::vector<compression::KernelFigure> rows = compression::RunKernelBench({});
-  std::ranges::move(aggregation::RunPackBench({}), std::back_inserter(rows));
+  std::vector<compression::KernelFigure> rows = compression::RunKernelBench({.only = options.codec});
+  if (options.codec.empty()) {
+    std::ranges::move(aggregation::RunPackBench({}), std::back_inserter(rows));
+  }
   std::vector<Figure> figures;
   for (const compression::KernelFigure& row : rows) {
     figures.push_back({.name = row.name,

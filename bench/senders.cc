@@ -44,14 +44,14 @@ class SyntheticDeltas final : public aggregation::DeltaSource {
 absl::StatusOr<std::shared_ptr<const Segments>> Encode(const std::string& model,
                                                        const std::string& codec_spec) {
   ASSIGN_OR_RETURN(auto layout, models::BuiltinLayout(model));
-  ASSIGN_OR_RETURN(auto codec, compression::MakeCodec(codec_spec));
+  ASSIGN_OR_RETURN(auto codec, compression::CodecPolicy::Parse(codec_spec));
   SyntheticDeltas deltas(*layout);
   auto segments = std::make_shared<Segments>();
-  RETURN_IF_ERROR(
-      aggregation::EncodeUpdate(*layout, *codec, 1, 1, deltas, [&](std::vector<uint8_t> segment) {
-        segments->push_back(std::move(segment));
-        return absl::OkStatus();
-      }));
+  RETURN_IF_ERROR(aggregation::EncodeUpdate(*layout, *codec, {1, 1}, 1, deltas,
+                                            [&](std::vector<uint8_t> segment) {
+                                              segments->push_back(std::move(segment));
+                                              return absl::OkStatus();
+                                            }));
   return std::shared_ptr<const Segments>(std::move(segments));
 }
 

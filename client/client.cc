@@ -8,7 +8,7 @@
 #include "absl/time/clock.h"
 #include "base/status.h"
 #include "client/internal/participant.h"
-#include "compression/codec.h"
+#include "compression/policy.h"
 
 namespace tributary::client {
 namespace {
@@ -49,7 +49,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Create(ClientOptions options, Tr
   if (trainer == nullptr) return absl::InvalidArgumentError("a client needs a trainer");
   if (options.epoch == 0) options.epoch = static_cast<uint64_t>(absl::ToUnixMicros(absl::Now()));
   return std::make_unique<internal::Participant>(std::move(options), trainer,
-                                                 compression::MakeCodec);
+                                                 compression::CodecPolicy::Parse);
 }
 
 }  // namespace tributary::client

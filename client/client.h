@@ -38,6 +38,8 @@ struct ClientOptions {
   bool wants_model = true;  // false: tasks come with a null base; for senders of prepared updates
   bool own_connection = true;  // false: clients in one process with one endpoint share a connection
   std::string software = "tributary-client";
+  // Where error-feedback residuals are kept between two lives of this client; "": nowhere.
+  std::string state_directory = {};
 };
 
 // The base model of a task, alive as long as someone holds it.
@@ -83,6 +85,8 @@ class Trainer {
   // The round is over: error-feedback residuals of `round` are committed (included) or rolled back
   // by the SDK before this.
   virtual void OnOutcome(const RoundOutcome&) {}
+  // Something that went on without the user's doing and belongs in a log: residuals that were dropped, say.
+  virtual void OnNotice(const std::string&) {}
 };
 
 struct ClientStats {

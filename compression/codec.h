@@ -30,7 +30,25 @@ enum class CodecId : uint16_t {
   kFp16 = 3,
   kBf16 = 4,
   kInt8 = 5,
+  kInt4 = 6,
+  kInt2 = 7,
+  kSign = 8,
+  kTopK = 9,
+  kFp8 = 10,
+  kMxFp8 = 11,
+  kMxFp4 = 12,
+  kMxInt8 = 13,
+  kRandK = 14,
+  kEden = 15,
+  kHq = 16,
+  kZstd = 17,  // another codec's payload, compressed
+  kLz4 = 18,
 };
+
+// Tensors of one dimension or with fewer elements than this stay fp32 under the codecs whose
+// minimum_elements it is, unless a rule says otherwise: they are a percent of a model, and biases
+// and norms suffer most.
+inline constexpr uint64_t kSmallTensorElements = 4096;
 
 // What a codec can promise; `tributary codecs` and the config check read it.
 struct Capabilities {
@@ -40,7 +58,14 @@ struct Capabilities {
   bool unbiased = false;  // E[decode(encode(x))] = x
   bool needs_error_feedback = false;
   bool deterministic = false;     // encoding uses no random numbers
-  uint64_t minimum_elements = 0;  // below this many elements the codec is refused for a tensor
+  uint64_t minimum_elements = 0;  // smaller tensors stay fp32 unless a rule names them
+};
+
+// What an encoder has to know of a whole tensor before it encodes the first segment. Top-k: which
+// elements are among the k largest.
+struct TensorPlan {
+  uint32_t threshold = 0;  // |bits| of the smallest that is kept ...
+  uint64_t ties_end = 0;   // ... and of those just at it only the ones before this index are
 };
 
 // Where the random numbers of one encoding come from: Philox's key and counter. An element's index
@@ -51,6 +76,10 @@ struct EncodeContext {
   uint32_t round = 0;
   uint32_t tensor = 0;
   uint64_t first = 0;  // index within the tensor of x[0]; a multiple of kTileElements
+  // SeededHash(run seed, "mask", ""): of the numbers that all clients share (randk's masks).
+  uint64_t shared_key = 0;
+  // What Plan said of the whole tensor; null: x is the whole tensor.
+  const TensorPlan* plan = nullptr;
 };
 
 // How elements become integers: q = rne(double(x) * 2^fraction_bits), then acc += weight * q. The
@@ -62,6 +91,12 @@ struct GridFold {
   int64_t weight = 1;
 };
 
+// What a segment header has to say of a payload.
+struct SegmentForm {
+  CodecId id;
+  uint32_t parameter = 0;
+};
+
 // A codec with its parameters. Immutable, thread-safe.
 class Codec {
  public:
@@ -70,8 +105,14 @@ class Codec {
   // The 32-bit parameter word carried in the segment header (int8: the block length).
   virtual uint32_t parameter() const = 0;
 
-  // The exact size in bytes of `n` encoded elements for a fixed-rate codec (all of the first set).
+  // The size in bytes of `n` encoded elements: of a fixed-rate codec exactly that, of the others
+  // the most that it can be.
   virtual uint64_t EncodedBytes(uint64_t n) const = 0;
+  virtual bool fixed_rate() const { return true; }
+  // No segment may have more elements.
+  virtual uint64_t MaxSegmentElements() const { return uint64_t{1} << 38; }
+  // Looks at a whole tensor, for EncodeContext::plan. INVALID_ARGUMENT as Encode.
+  virtual absl::StatusOr<TensorPlan> Plan(std::span<const float>) const { return TensorPlan{}; }
 
   // Appends the encoding of x to `out`. When `residual` is not empty it has x.size() elements and
   // receives x - decode(encode(x)), what error feedback carries over; it may be x's own memory.
@@ -79,6 +120,17 @@ class Codec {
   // the format: said so).
   virtual absl::Status Encode(std::span<const float> x, const EncodeContext& context,
                               std::vector<uint8_t>* out, std::span<float> residual = {}) const = 0;
+
+  // Encode as one segment's payload: a stage leaves out what does not win, so that the form differs
+  // from segment to segment.
+  virtual absl::StatusOr<SegmentForm> EncodeSegment(std::span<const float> x,
+                                                    const EncodeContext& context,
+                                                    std::vector<uint8_t>* out,
+                                                    std::span<float> residual) const {
+    const absl::Status status = Encode(x, context, out, residual);
+    if (!status.ok()) return status;
+    return SegmentForm{capabilities().id, parameter()};
+  }
 
   // Checks a payload that claims `n` elements, all of it, before anything is folded: its length,
   // that every element is finite, and |element| <= bound. Errors say which element or block
@@ -96,10 +148,14 @@ class Codec {
   virtual void Decode(const PiecedBytes& payload, std::span<float> out) const = 0;
 };
 
-// Builds the float codec a config names: "fp32", "fp16", "bf16", "int8", "int8(block=64)",
-// "int8(rounding=nearest)" (block: 16..4096, a power of two; default 128, rounding=stochastic).
+// Builds the float codec a config names: "fp32", "int8(block=64, rounding=nearest)",
+// "topk(0.01, values=ternary)", ...; README.md lists the codecs and their parameters.
 // INVALID_ARGUMENT names the spec, what is wrong and what is known.
 absl::StatusOr<std::shared_ptr<const Codec>> MakeCodec(std::string_view spec);
+
+// How a codec is written in a spec: "int8(block=128, rounding=stochastic|nearest)"; "" for an
+// unknown name.
+std::string CodecSyntax(const std::string& name);
 
 // Builds the codec that a segment header names; INVALID_ARGUMENT for an unknown id or a parameter
 // out of range.

@@ -16,6 +16,8 @@ namespace tributary::compression {
 namespace {
 
 constexpr size_t kUpdates = 16;
+// Of the codecs that make a tile tiny; encoding more would take minutes.
+constexpr size_t kMaxTiles = 4096;
 
 // Deltas as training makes them, about normal with deviation 0.01: four uniform numbers' sum.
 std::vector<float> SyntheticDeltas(size_t n) {
@@ -58,21 +60,24 @@ KernelFigure Compare(std::string name, std::string unit, double amount, int repe
 // wire.
 class CodecBench {
  public:
-  CodecBench(const std::string& name, const KernelBenchOptions& options)
+  CodecBench(const std::string& name, const std::string& spec, const KernelBenchOptions& options)
       : name_(name),
         options_(options),
-        codec_(MakeCodec(name).value()),
-        tile_bytes_(codec_->EncodedBytes(kTileElements)),
-        tiles_(
-            std::max<size_t>(kUpdates, options.update_bytes / tile_bytes_ / kUpdates * kUpdates)),
+        codec_(MakeCodec(spec).value()),
         floats_(SyntheticDeltas(32 * kTileElements)),
+        tile_bytes_(OneTile()),
+        tiles_(std::clamp<size_t>(options.update_bytes / tile_bytes_ / kUpdates * kUpdates,
+                                  kUpdates, kMaxTiles)),
         tile_(kTileElements) {
-    encoded_.reserve(tiles_ * tile_bytes_);
+    encoded_.reserve(tiles_ * tile_bytes_ + tiles_ * tile_bytes_ / 8);
+    std::vector<size_t> ends;
     for (size_t t = 0; t < tiles_; ++t) {
       (void)codec_->Encode(Floats(t), {.key = 1, .first = t * kTileElements}, &encoded_);
+      ends.push_back(encoded_.size());
     }
     for (size_t t = 0; t < tiles_; ++t) {
-      payloads_.emplace_back(ByteSpan(encoded_).subspan(t * tile_bytes_, tile_bytes_));
+      const size_t from = t == 0 ? 0 : ends[t - 1];
+      payloads_.emplace_back(ByteSpan(encoded_).subspan(from, ends[t] - from));
     }
   }
 
@@ -94,7 +99,14 @@ class CodecBench {
   std::span<const float> Floats(size_t t) const {
     return std::span(floats_).subspan(t % 32 * kTileElements, kTileElements);
   }
-  double Bytes() const { return static_cast<double>(tiles_ * tile_bytes_); }
+  double Bytes() const { return static_cast<double>(encoded_.size()); }
+  // A variable rate's tiles differ a little; this is the first one's.
+  size_t OneTile() const {
+    std::vector<uint8_t> out;
+    (void)codec_->Encode(Floats(0), {.key = 1}, &out);
+    return out.size();
+  }
+  ByteSpan Tile(size_t t) const { return payloads_[t].pieces()[0]; }
 
   KernelFigure FoldFigure(std::string name, const std::vector<size_t>& order, int64_t weight) {
     const GridFold grid{.fraction_bits = 30, .weight = 600 + weight};
@@ -107,8 +119,7 @@ class CodecBench {
         },
         [&] {
           for (const size_t t : order) {
-            CeilingFold(encoded_.data() + t * tile_bytes_, tile_bytes_, tile_.data(),
-                        kTileElements);
+            CeilingFold(Tile(t).data(), Tile(t).size(), tile_.data(), kTileElements);
           }
         });
   }
@@ -123,7 +134,7 @@ class CodecBench {
         },
         [&] {
           for (size_t t = 0; t < tiles_; ++t) {
-            sink_ = sink_ + CeilingRead(encoded_.data() + t * tile_bytes_, tile_bytes_);
+            sink_ = sink_ + CeilingRead(Tile(t).data(), Tile(t).size());
           }
         });
   }
@@ -160,9 +171,9 @@ class CodecBench {
   const std::string name_;
   const KernelBenchOptions options_;
   const std::shared_ptr<const Codec> codec_;
+  const std::vector<float> floats_;
   const size_t tile_bytes_;
   const size_t tiles_;
-  const std::vector<float> floats_;
   std::vector<int64_t> tile_;
   std::vector<uint8_t> encoded_;
   std::vector<PiecedBytes> payloads_;
@@ -173,8 +184,19 @@ class CodecBench {
 
 std::vector<KernelFigure> RunKernelBench(const KernelBenchOptions& options) {
   std::vector<KernelFigure> figures;
-  for (const char* name : {"fp32", "bf16", "fp16", "int8"}) {
-    CodecBench(name, options).AppendFigures(&figures);
+  const std::pair<const char*, const char*> codecs[] = {
+      {"fp32", "fp32"},         {"bf16", "bf16"},
+      {"fp16", "fp16"},         {"int8", "int8"},
+      {"int4", "int4"},         {"int2", "int2"},
+      {"sign", "sign"},         {"fp8", "fp8"},
+      {"mxfp8", "mxfp8"},       {"mxfp4", "mxfp4"},
+      {"mxint8", "mxint8"},     {"hq", "hq"},
+      {"topk", "topk(0.01)"},   {"topk_ternary", "topk(0.01, values=ternary)"},
+      {"randk", "randk(0.01)"}, {"eden1", "eden(bits=1)"},
+      {"eden4", "eden(bits=4)"}};
+  for (const auto& [name, spec] : codecs) {
+    if (!options.only.empty() && options.only != name) continue;
+    CodecBench(name, spec, options).AppendFigures(&figures);
   }
   return figures;
 }

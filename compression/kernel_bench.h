@@ -16,13 +16,15 @@ struct KernelFigure {
 };
 
 struct KernelBenchOptions {
-  // Encoded bytes that pass by in one repetition; more than the last-level cache holds.
+  // Encoded bytes that pass by in one repetition; more than the last-level cache holds. Less, 4,096
+  // tiles of 32,768 elements, where codecs make them smaller than 16 KiB a tile.
   uint64_t update_bytes = uint64_t{64} << 20;
   // Kernel and ceiling take turns so often; the best of each counts.
   int repetitions = 9;
+  std::string only = {};  // the figures of this codec alone; "": of all
 };
 
-// fp32, fp16, bf16, int8, on the calling thread. The fold streams an update from memory, tile by
+// Every codec, on the calling thread. The fold streams an update from memory, tile by
 // tile, into one tile of int64 that stays in the cache; fold16 passes 16 updates over the tile
 // before the next part of each. The ceiling of a fold reads the same update bytes and loads, adds
 // to and stores the same tile. That of validate reads the bytes; that of encode reads the floats

@@ -42,13 +42,31 @@ HWY_INLINE void Spread(const uint8_t* p, size_t n, int64_t* acc, size_t elements
   }
 }
 
+// Sparse: as many sums are touched as the update has 32-bit words, all over the tile.
+void Scatter(const uint8_t* p, size_t n, int64_t* acc, size_t elements) {
+  const size_t stride = elements / (n / 4 + 1);
+  for (size_t at = 0, i = 0; at + 4 <= n; at += 4, i += stride) {
+    uint32_t word;
+    std::memcpy(&word, p + at, 4);
+    acc[i] += word;
+  }
+}
+
 void Fold(const uint8_t* p, size_t n, int64_t* acc, size_t elements) {
   if (n >= 4 * elements) {
     Spread<2>(p, n, acc, elements);
   } else if (n >= 2 * elements) {
     Spread<4>(p, n, acc, elements);
-  } else {
+  } else if (n >= elements) {
     Spread<8>(p, n, acc, elements);
+  } else if (2 * n >= elements) {
+    Spread<16>(p, n, acc, elements);
+  } else if (4 * n >= elements) {
+    Spread<32>(p, n, acc, elements);
+  } else if (8 * n >= elements) {
+    Spread<64>(p, n, acc, elements);
+  } else {
+    Scatter(p, n, acc, elements);
   }
 }
 
@@ -71,9 +89,11 @@ void Encode(const float* x, size_t n, uint8_t* out, size_t out_bytes) {
   const Words d;
   const size_t bytes = 8 * hn::Lanes(d);
   const auto* p = reinterpret_cast<const uint8_t*>(x);
-  const size_t group = out_bytes >= 4 * n ? 1 : out_bytes >= 2 * n ? 2 : 4;
+  size_t group = 1;
+  while (group < 32 && group * out_bytes < 4 * n) group *= 2;
   size_t to = 0;
-  for (size_t at = 0; at + group * bytes <= 4 * n; at += group * bytes, to += bytes) {
+  for (size_t at = 0; at + group * bytes <= 4 * n && to + bytes <= out_bytes;
+       at += group * bytes, to += bytes) {
     auto v = LoadWords(d, p + at);
     for (size_t g = 1; g < group; ++g) v = hn::Or(v, LoadWords(d, p + at + g * bytes));
 #if HWY_TARGET == HWY_SCALAR

@@ -1,116 +1,175 @@
-// Codecs by name (configs) and by number (segment headers).
-#include <bit>
+// Codecs by name (configs).
+#include <cmath>
+#include <map>
 #include <utility>
 
-#include "absl/strings/ascii.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
-#include "absl/strings/strip.h"
 #include "base/status.h"
 #include "compression/codec.h"
+#include "compression/internal/block_format.h"
+#include "compression/internal/eden.h"
 #include "compression/internal/element_codec.h"
 #include "compression/internal/int8.h"
 #include "compression/internal/runs.h"
+#include "compression/internal/sparse.h"
+#include "compression/internal/spec.h"
+#include "compression/internal/stage.h"
 
 namespace tributary::compression {
 namespace {
 
-constexpr absl::string_view kKnown =
-    "known are fp32, fp16, bf16, int8, int8(block=N), int8(rounding=nearest|stochastic)";
+using CodecOr = absl::StatusOr<std::shared_ptr<const Codec>>;
 
-bool IsBlock(uint64_t n) { return n >= kInt8MinBlock && n <= kMaxBlock && std::has_single_bit(n); }
-
-absl::Status Bad(absl::string_view spec, absl::string_view what) {
-  return absl::InvalidArgumentError(absl::StrCat("codec \"", spec, "\": ", what, "; ", kKnown));
+absl::StatusOr<uint32_t> TakeBlock(SpecStage* s, uint32_t usual = kDefaultBlock) {
+  return s->TakePowerOfTwo("block", usual, kInt8MinBlock, kMaxBlock);
 }
 
-absl::StatusOr<std::shared_ptr<const Codec>> ParseInt8(absl::string_view spec,
-                                                       absl::string_view arguments) {
-  uint32_t block = kInt8DefaultBlock;
-  Int8Rounding rounding = Int8Rounding::kStochastic;
-  for (absl::string_view argument : absl::StrSplit(arguments, ',', absl::SkipWhitespace())) {
-    const std::pair<absl::string_view, absl::string_view> pair =
-        absl::StrSplit(argument, absl::MaxSplits('=', 1));
-    const absl::string_view key = absl::StripAsciiWhitespace(pair.first);
-    const absl::string_view value = absl::StripAsciiWhitespace(pair.second);
-    if (key == "block") {
-      if (!absl::SimpleAtoi(value, &block) || !IsBlock(block)) {
-        return Bad(spec, absl::StrCat("block ", value, " is not a power of two from ",
-                                      kInt8MinBlock, " to ", kMaxBlock));
-      }
-    } else if (key == "rounding" && value == "nearest") {
-      rounding = Int8Rounding::kNearest;
-    } else if (key == "rounding" && value == "stochastic") {
-      rounding = Int8Rounding::kStochastic;
-    } else {
-      return Bad(spec, absl::StrCat("\"", argument, "\" is not a parameter of int8"));
-    }
+absl::StatusOr<bool> TakeStochastic(SpecStage* s) {
+  ASSIGN_OR_RETURN(const int word, s->TakeWord("rounding", {"stochastic", "nearest"}));
+  return word == 0;
+}
+
+CodecOr ParseInt(SpecStage* s) {
+  ASSIGN_OR_RETURN(const uint32_t block, TakeBlock(s));
+  ASSIGN_OR_RETURN(const bool stochastic, TakeStochastic(s));
+  if (s->name() == "int4") return MakeInt4(block, stochastic);
+  if (s->name() == "int2") return MakeInt2(block, stochastic);
+  return MakeInt8(block, stochastic ? Int8Rounding::kStochastic : Int8Rounding::kNearest);
+}
+
+CodecOr ParseSign(SpecStage* s) {
+  ASSIGN_OR_RETURN(const int mode, s->TakeWord("mode", {"scaled", "vote"}));
+  if (mode == 1) {
+    ASSIGN_OR_RETURN(const int step, s->TakeStep(10, kMaxStepExponent));
+    return MakeSignVote(step);
   }
-  return MakeInt8(block, rounding);
+  ASSIGN_OR_RETURN(const uint32_t block, TakeBlock(s, kSignDefaultBlock));
+  return MakeSign(block);
+}
+
+CodecOr ParseTopK(SpecStage* s) {
+  ASSIGN_OR_RETURN(const double fraction, s->TakeFraction(1));
+  ASSIGN_OR_RETURN(const int values, s->TakeWord("values", {"fp32", "fp16", "int8", "ternary"}));
+  return MakeTopK(fraction, static_cast<SparseValues>(values));
+}
+
+CodecOr ParseRandK(SpecStage* s) {
+  ASSIGN_OR_RETURN(const double fraction, s->TakeFraction(0.5));
+  ASSIGN_OR_RETURN(const int values, s->TakeWord("values", {"fp32", "fp16"}));
+  ASSIGN_OR_RETURN(const int scaled, s->TakeWord("scaled", {"yes", "no"}));
+  const double stride = std::round(1 / fraction);
+  if (stride > static_cast<double>(kTileElements)) {
+    return s->Bad(absl::StrCat("a fraction of ", fraction, " is below one in ", kTileElements));
+  }
+  return MakeRandK(static_cast<uint32_t>(stride), static_cast<SparseValues>(values), scaled == 0);
+}
+
+CodecOr ParseFp8(SpecStage* s) {
+  ASSIGN_OR_RETURN(const int format, s->TakeWord("format", {"e4m3", "e5m2"}));
+  if (s->name() == "mxfp8") return MakeMxFp8(format == 1);
+  ASSIGN_OR_RETURN(const uint32_t block, TakeBlock(s));
+  return MakeFp8(block, format == 1);
+}
+
+CodecOr ParseEden(SpecStage* s) {
+  ASSIGN_OR_RETURN(const uint32_t bits, s->TakeNumber("bits", 4, 1, 4));
+  ASSIGN_OR_RETURN(const uint32_t block,
+                   s->TakePowerOfTwo("block", kEdenDefaultBlock, kEdenMinBlock, kEdenMaxBlock));
+  return MakeEden(static_cast<int>(bits), block);
+}
+
+CodecOr ParseHq(SpecStage* s) {
+  ASSIGN_OR_RETURN(const int word, s->TakeWord("bits", {"8", "4"}));
+  ASSIGN_OR_RETURN(const int step, s->TakeStep(12, kMaxStepExponent));
+  ASSIGN_OR_RETURN(const bool stochastic, TakeStochastic(s));
+  return MakeHq(word == 1 ? 4 : 8, step, stochastic);
+}
+
+using Parser = CodecOr (*)(SpecStage*);
+struct Entry {
+  Parser parse;
+  const char* syntax;
+};
+
+const std::map<std::string, Entry>& Entries() {
+  static const auto* entries = new std::map<std::string, Entry>{
+      {"fp32", {[](SpecStage*) -> CodecOr { return MakeFp32(); }, "fp32"}},
+      {"fp16", {[](SpecStage*) -> CodecOr { return MakeFp16(); }, "fp16"}},
+      {"bf16", {[](SpecStage*) -> CodecOr { return MakeBf16(); }, "bf16"}},
+      {"int8", {ParseInt, "int8(block=128, rounding=stochastic|nearest)"}},
+      {"int4", {ParseInt, "int4(block=128, rounding=stochastic|nearest)"}},
+      {"int2", {ParseInt, "int2(block=128, rounding=stochastic|nearest)"}},
+      {"sign", {ParseSign, "sign(block=1024) or sign(mode=vote, step=2^-10)"}},
+      {"topk", {ParseTopK, "topk(FRACTION, values=fp32|fp16|int8|ternary)"}},
+      {"randk", {ParseRandK, "randk(FRACTION, values=fp32|fp16, scaled=yes|no)"}},
+      {"fp8", {ParseFp8, "fp8(format=e4m3|e5m2, block=128)"}},
+      {"mxfp8", {ParseFp8, "mxfp8(format=e4m3|e5m2)"}},
+      {"mxfp4", {[](SpecStage*) -> CodecOr { return MakeMxFp4(); }, "mxfp4"}},
+      {"mxint8", {[](SpecStage*) -> CodecOr { return MakeMxInt8(); }, "mxint8"}},
+      {"eden", {ParseEden, "eden(bits=1|2|3|4, block=1024)"}},
+      {"hq", {ParseHq, "hq(bits=8|4, step=2^-12, rounding=stochastic|nearest)"}}};
+  return *entries;
+}
+
+// Why a second codec cannot follow a first one.
+std::string WhyNotAfter(const std::string& first, const std::string& second) {
+  const auto sparse = [](const std::string& name) { return name == "topk" || name == "randk"; };
+  if ((first == "eden" && sparse(second)) || (sparse(first) && second == "eden")) {
+    return absl::StrCat("a rotation spreads over all elements what ",
+                        sparse(first) ? first : second, " wants in a few: ", first, " and ", second,
+                        " undo each other");
+  }
+  if (sparse(first) && !sparse(second)) {
+    return absl::StrCat("the values of ", first, " are coded by its own parameter, as in ", first,
+                        "(0.01, values=", first == "topk" ? "int8" : "fp16", ")");
+  }
+  return absl::StrCat(first, " and ", second,
+                      " are two codecs, which would quantise twice; choose one of them");
+}
+
+CodecOr AddStage(SpecStage* stage, std::shared_ptr<const Codec> codec, const std::string& first,
+                 bool compressed) {
+  if (stage->name() != "zstd" && stage->name() != "lz4") {
+    if (Entries().contains(stage->name())) return stage->Bad(WhyNotAfter(first, stage->name()));
+    return stage->Bad(
+        absl::StrCat("\"", stage->name(), "\" is not a stage; stages are zstd and lz4"));
+  }
+  if (compressed)
+    return stage->Bad("one of zstd and lz4 is enough: compressed bytes stay as large");
+  if (stage->name() == "lz4") return MakeLz4(std::move(codec));
+  ASSIGN_OR_RETURN(const uint32_t level, stage->TakeNumber("level", 1, 1, 19));
+  return MakeZstd(std::move(codec), static_cast<int>(level));
 }
 
 }  // namespace
 
+std::string CodecSyntax(const std::string& name) {
+  if (name == "zstd") return "CODEC | zstd(level=1)";
+  if (name == "lz4") return "CODEC | lz4";
+  const auto entry = Entries().find(name);
+  return entry == Entries().end() ? "" : entry->second.syntax;
+}
+
 absl::StatusOr<std::shared_ptr<const Codec>> MakeCodec(std::string_view text) {
   // Debian builds Abseil with a string_view of its own.
   const absl::string_view spec(text.data(), text.size());
-  absl::string_view name = absl::StripAsciiWhitespace(spec);
-  absl::string_view arguments;
-  const size_t open = name.find('(');
-  if (open != absl::string_view::npos) {
-    arguments = name.substr(open + 1);
-    if (!absl::ConsumeSuffix(&arguments, ")")) return Bad(spec, "the closing ) is missing");
-    name = absl::StripAsciiWhitespace(name.substr(0, open));
+  const std::vector<absl::string_view> parts = absl::StrSplit(spec, '|');
+  ASSIGN_OR_RETURN(SpecStage front, SpecStage::Parse(parts[0], spec));
+  const auto entry = Entries().find(front.name());
+  if (entry == Entries().end()) {
+    return front.Bad(absl::StrCat("\"", front.name(), "\" is not a codec for float tensors"));
   }
-  if (name == "int8") return ParseInt8(spec, arguments);
-  const bool plain = name == "fp32" || name == "fp16" || name == "bf16";
-  if (!plain) return Bad(spec, absl::StrCat("\"", name, "\" is not a codec for float tensors"));
-  if (open != absl::string_view::npos) return Bad(spec, absl::StrCat(name, " takes no parameters"));
-  if (name == "fp32") return MakeFp32();
-  if (name == "fp16") return MakeFp16();
-  return MakeBf16();
-}
-
-absl::StatusOr<std::shared_ptr<const Codec>> CodecFromHeader(uint16_t id, uint32_t parameter) {
-  if (id == static_cast<uint16_t>(CodecId::kInt8)) {
-    if (IsBlock(parameter)) return MakeInt8(parameter, Int8Rounding::kStochastic);
-    return absl::InvalidArgumentError(
-        absl::StrCat("segment codec 5 (int8): parameter ", parameter,
-                     " is not a block length, a power of two from ", kInt8MinBlock, " to ",
-                     kMaxBlock, "; the header is damaged or of another release"));
-  }
-  std::shared_ptr<const Codec> codec;
-  if (id == static_cast<uint16_t>(CodecId::kFp32)) codec = MakeFp32();
-  if (id == static_cast<uint16_t>(CodecId::kFp16)) codec = MakeFp16();
-  if (id == static_cast<uint16_t>(CodecId::kBf16)) codec = MakeBf16();
-  if (codec == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "segment codec ", id,
-        " is not a float codec; known are 2 (fp32), 3 (fp16), 4 (bf16), 5 (int8): the header is "
-        "damaged or of another release"));
-  }
-  if (parameter != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("segment codec ", id, " (", codec->capabilities().name, "): parameter ",
-                     parameter, " must be 0; the header is damaged or of another release"));
+  ASSIGN_OR_RETURN(std::shared_ptr<const Codec> codec, entry->second.parse(&front));
+  RETURN_IF_ERROR(front.Done());
+  for (size_t i = 1; i < parts.size(); ++i) {
+    absl::StatusOr<SpecStage> stage = SpecStage::Parse(parts[i], spec);
+    if (!stage.ok()) return stage.status();
+    ASSIGN_OR_RETURN(codec, AddStage(&*stage, std::move(codec), front.name(), i > 1));
+    RETURN_IF_ERROR(stage->Done());
   }
   return codec;
-}
-
-std::vector<Capabilities> AllCodecs() {
-  return {{.id = CodecId::kRawInt64,
-           .name = "int64",
-           .linear = true,
-           .unbiased = true,
-           .needs_error_feedback = false,
-           .deterministic = true,
-           .minimum_elements = 0},
-          MakeFp32()->capabilities(),
-          MakeFp16()->capabilities(),
-          MakeBf16()->capabilities(),
-          MakeInt8(kInt8DefaultBlock, Int8Rounding::kStochastic)->capabilities()};
 }
 
 }  // namespace tributary::compression

@@ -92,13 +92,24 @@ std::vector<TensorInit> MlpDigits() {
   return std::move(model).Take();
 }
 
+std::vector<TensorInit> MlpFashion() {
+  ModelBuilder model;
+  model.Linear("fc1", 784, 96);
+  model.Linear("fc2", 96, 10);
+  return std::move(model).Take();
+}
+
 struct Builtin {
   const char* name;
   std::vector<TensorInit> (*make)();
 };
-constexpr Builtin kBuiltins[] = {{"2nn", TwoNn},         {"cnn", Cnn},
-                                 {"logreg", LogReg},     {"mlp-digits", MlpDigits},
-                                 {"resnet18", ResNet18}, {"resnet50", ResNet50}};
+constexpr Builtin kBuiltins[] = {{"2nn", TwoNn},
+                                 {"cnn", Cnn},
+                                 {"logreg", LogReg},
+                                 {"mlp-digits", MlpDigits},
+                                 {"mlp-fashion", MlpFashion},
+                                 {"resnet18", ResNet18},
+                                 {"resnet50", ResNet50}};
 
 constexpr std::string_view kSynthetic = "synthetic:";
 constexpr uint64_t kMaxSynthetic = uint64_t{1} << 40;  // a layout's limit of elements

@@ -10,7 +10,7 @@
 #include "aggregation/hyperparameters.h"
 #include "base/status.h"
 #include "base/toml_checks.h"
-#include "compression/codec.h"
+#include "compression/policy.h"
 #include "models/builtin.h"
 #include "server/fabrics.h"
 #include "server/internal/config_checks.h"
@@ -167,7 +167,7 @@ void ReadRoundSections(TomlReader& toml, Config* c) {
   ReadIn(toml, "straggler", "quorum", &c->straggler.quorum, 1e-9, 1);
   ReadIn(toml, "straggler", "rejoin_grace_s", &c->straggler.rejoin_grace_s, 0, 1e6);
   toml.Read("compression", "codec", &c->compression.codec);
-  if (const auto codec = compression::MakeCodec(c->compression.codec); !codec.ok()) {
+  if (const auto codec = compression::CodecPolicy::Parse(c->compression.codec); !codec.ok()) {
     toml.Complain("compression", "codec",
                   absl::StrCat("[compression] codec: ", codec.status().message()));
   }

@@ -14,16 +14,15 @@ namespace {
 
 class ResultSource final : public aggregation::DeltaSource {
  public:
-  // `residuals` null: no error feedback.
-  ResultSource(const aggregation::ModelLayout& layout, TrainResult* result,
-               ResidualStore* residuals)
-      : layout_(layout), result_(result), residuals_(residuals) {}
+  ResultSource(const aggregation::ModelLayout& layout, const compression::CodecPolicy& policy,
+               TrainResult* result, ResidualStore* residuals)
+      : layout_(layout), policy_(policy), result_(result), residuals_(residuals) {}
 
   absl::StatusOr<std::span<const float>> Floats(uint32_t tensor) override {
     if (tensor >= result_->floats.size()) return Missing(tensor, "float");
     std::vector<float>& delta = result_->floats[tensor];
     RETURN_IF_ERROR(CheckSize(tensor, delta.size()));
-    if (residuals_ != nullptr) residuals_->AddTo(tensor, delta);
+    if (HasFeedback(tensor)) residuals_->AddTo(tensor, delta);
     return delta;
   }
   absl::StatusOr<std::span<const int64_t>> Ints(uint32_t tensor) override {
@@ -32,11 +31,14 @@ class ResultSource final : public aggregation::DeltaSource {
     return result_->ints[tensor];
   }
   std::span<float> Residual(uint32_t tensor) override {
-    if (residuals_ == nullptr) return {};
     return residuals_->Pending(tensor, layout_.TensorElements(tensor));
   }
 
  private:
+  bool HasFeedback(uint32_t tensor) const {
+    const aggregation::TensorSpec& spec = layout_.tensors()[tensor];
+    return policy_.For(spec.name, layout_.TensorElements(tensor), spec.shape.size()).error_feedback;
+  }
   absl::Status Missing(uint32_t tensor, const char* kind) const {
     return absl::InvalidArgumentError(
         absl::StrCat("the training result has no ", kind, " delta for tensor \"",
@@ -51,6 +53,7 @@ class ResultSource final : public aggregation::DeltaSource {
   }
 
   const aggregation::ModelLayout& layout_;
+  const compression::CodecPolicy& policy_;
   TrainResult* const result_;
   ResidualStore* const residuals_;
 };
@@ -68,9 +71,9 @@ absl::Status CheckSegments(const Segments& segments) {
 }  // namespace
 
 absl::StatusOr<EncodedDelta> Encode(const aggregation::ModelLayout& layout,
-                                    const compression::Codec& codec, const v1::RoundSpec& spec,
-                                    const std::string& client_id, TrainResult result,
-                                    ResidualStore* residuals) {
+                                    const compression::CodecPolicy& policy,
+                                    const v1::RoundSpec& spec, const std::string& client_id,
+                                    TrainResult result, ResidualStore* residuals) {
   if (result.encoded != nullptr) {
     RETURN_IF_ERROR(CheckSegments(*result.encoded));
     return MakeEncodedDelta(std::move(result.encoded));
@@ -78,16 +81,18 @@ absl::StatusOr<EncodedDelta> Encode(const aggregation::ModelLayout& layout,
   if (spec.round() > std::numeric_limits<uint32_t>::max()) {
     return absl::InvalidArgumentError(absl::StrCat("round ", spec.round(), " is beyond 2^32"));
   }
-  const bool feedback = codec.capabilities().needs_error_feedback;
+  const bool feedback = policy.error_feedback();
   if (feedback) residuals->Begin(spec.round(), layout.tensors().size());
-  ResultSource source(layout, &result, feedback ? residuals : nullptr);
+  ResultSource source(layout, policy, &result, residuals);
+  const aggregation::EncodeKeys keys{SeededHash(spec.seed(), "codec", client_id),
+                                     SeededHash(spec.seed(), "mask", "")};
   auto segments = std::make_shared<Segments>();
-  absl::Status encoded = aggregation::EncodeUpdate(
-      layout, codec, SeededHash(spec.seed(), "codec", client_id),
-      static_cast<uint32_t>(spec.round()), source, [&](std::vector<uint8_t> segment) {
-        segments->push_back(std::move(segment));
-        return absl::OkStatus();
-      });
+  absl::Status encoded =
+      aggregation::EncodeUpdate(layout, policy, keys, static_cast<uint32_t>(spec.round()), source,
+                                [&](std::vector<uint8_t> segment) {
+                                  segments->push_back(std::move(segment));
+                                  return absl::OkStatus();
+                                });
   if (encoded.ok()) encoded = CheckSegments(*segments);
   if (!encoded.ok()) {
     if (feedback) residuals->Rollback(spec.round());

@@ -8,16 +8,16 @@
 #include "client/client.h"
 #include "client/internal/framing.h"
 #include "client/internal/residuals.h"
-#include "compression/codec.h"
+#include "compression/policy.h"
 
 namespace tributary::client::internal {
 
-// Encodes `result`, whose deltas are consumed. Where the codec needs error feedback, the committed
+// Encodes `result`, whose deltas are consumed. Where the policy has error feedback, the committed
 // residuals are added and the new ones are left pending in `residuals`. INVALID_ARGUMENT names the
 // tensor whose delta has the wrong size or a value that the codec refuses, or a segment too large.
 absl::StatusOr<EncodedDelta> Encode(const aggregation::ModelLayout& layout,
-                                    const compression::Codec& codec, const v1::RoundSpec& spec,
-                                    const std::string& client_id, TrainResult result,
-                                    ResidualStore* residuals);
+                                    const compression::CodecPolicy& policy,
+                                    const v1::RoundSpec& spec, const std::string& client_id,
+                                    TrainResult result, ResidualStore* residuals);
 
 }  // namespace tributary::client::internal

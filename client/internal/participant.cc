@@ -14,13 +14,26 @@
 
 namespace tributary::client::internal {
 
+namespace {
+
+// Ids may be anything; their hash is a file's name.
+std::string ResidualFile(const ClientOptions& options) {
+  if (options.state_directory.empty()) return "";
+  return absl::StrCat(options.state_directory, "/",
+                      absl::Hex(SeededHash(0, "state", options.id), absl::kZeroPad16),
+                      ".residuals");
+}
+
+}  // namespace
+
 Participant::Participant(ClientOptions options, Trainer* trainer, CodecFactory codecs)
     : options_(std::move(options)),
       trainer_(trainer),
       codecs_(std::move(codecs)),
       mailbox_(std::make_shared<Mailbox>()),
       connection_(Connection::Create(options_, mailbox_)),
-      random_(SeededHash(options_.epoch, "retry", options_.id)) {}
+      random_(SeededHash(options_.epoch, "retry", options_.id)),
+      residuals_(ResidualFile(options_)) {}
 
 Participant::~Participant() { connection_->Close(""); }
 
@@ -67,7 +80,6 @@ absl::Status Participant::Handle(const v1::Joined& joined) {
   if (joined.run() != run_) {
     // Rounds of another run have nothing to do with what is kept of the last.
     open_.reset();
-    residuals_ = {};
     settled_round_ = 0;
     run_ = joined.run();
   }
@@ -86,7 +98,13 @@ absl::Status Participant::Handle(const v1::Joined& joined) {
     }
     layout_ = *std::move(layout);
   }
-  if (!open_.has_value()) return absl::OkStatus();
+  if (const std::string note = residuals_.Bind(run_, layout_->hash()); !note.empty()) {
+    trainer_->OnNotice(note);
+  }
+  if (!open_.has_value()) {
+    SettleResiduals(joined);
+    return absl::OkStatus();
+  }
   if (joined.last_outcome().round() == open_->key.round) {
     Handle(joined.last_outcome());
   } else if (joined.committed_round() >= open_->key.round) {
@@ -119,9 +137,30 @@ void Participant::Settle(const RoundOutcome& outcome) {
   } else {
     residuals_.Rollback(outcome.round);
   }
+  if (codec_ != nullptr && codec_->error_feedback()) SaveResiduals();
   if (open_.has_value() && open_->key.round == outcome.round) open_.reset();
   settled_round_ = outcome.round;
   trainer_->OnOutcome(outcome);
+}
+
+void Participant::SettleResiduals(const v1::Joined& joined) {
+  if (!residuals_.pending()) return;
+  const uint64_t round = residuals_.pending_round();
+  const v1::Outcome& outcome = joined.last_outcome();
+  if (outcome.round() == round && outcome.included()) {
+    residuals_.Commit(round);
+  } else if (outcome.round() == round || joined.committed_round() >= round) {
+    residuals_.Rollback(round);
+  } else {
+    return;  // the round is still open
+  }
+  SaveResiduals();
+}
+
+void Participant::SaveResiduals() {
+  if (const absl::Status saved = residuals_.Save(); !saved.ok()) {
+    trainer_->OnNotice(std::string(saved.message()));
+  }
 }
 
 void Participant::SettleUnknown() {
@@ -281,8 +320,10 @@ absl::StatusOr<EncodedDelta> Participant::EncodeResult(const TrainTask& task, Tr
     codec_spec_ = task.spec.codec();
   }
   const bool finished = result.encoded != nullptr;
+  const bool feedback = !finished && codec_->error_feedback();
   ASSIGN_OR_RETURN(EncodedDelta delta, Encode(*layout_, *codec_, task.spec, options_.id,
                                               std::move(result), &residuals_));
+  if (feedback) SaveResiduals();  // before a byte is sent: a new life knows what was left behind
   if (finished) {
     last_encoded_ = delta.segments;
     last_delta_ = {nullptr, delta.bytes, delta.crc32c};

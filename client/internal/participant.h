@@ -14,13 +14,13 @@
 #include "client/internal/framing.h"
 #include "client/internal/mailbox.h"
 #include "client/internal/residuals.h"
-#include "compression/codec.h"
+#include "compression/policy.h"
 
 namespace tributary::client::internal {
 
 // The seam by which tests put in a codec that needs error feedback.
-using CodecFactory =
-    std::function<absl::StatusOr<std::shared_ptr<const compression::Codec>>(std::string_view)>;
+using CodecFactory = std::function<absl::StatusOr<std::shared_ptr<const compression::CodecPolicy>>(
+    std::string_view)>;
 
 class Participant final : public Client {
  public:
@@ -48,6 +48,9 @@ class Participant final : public Client {
   void Handle(const v1::Outcome& outcome);
   void Handle(v1::Task task, uint64_t sequence);
   void Settle(const RoundOutcome& outcome);
+  // Residuals that an earlier life of this client left pending, by what joining tells.
+  void SettleResiduals(const v1::Joined& joined);
+  void SaveResiduals();
   void SettleUnknown();  // the open round's outcome will not be learnt any more
 
   // --- Tasks.
@@ -87,7 +90,7 @@ class Participant final : public Client {
   ModelBytes model_;
   std::string model_sha256_;
   std::string codec_spec_;
-  std::shared_ptr<const compression::Codec> codec_;
+  std::shared_ptr<const compression::CodecPolicy> codec_;
   std::weak_ptr<const Segments>
       last_encoded_;         // a bench's: its checksum need not be taken each round
   EncodedDelta last_delta_;  // of it, without the segments

@@ -1,9 +1,147 @@
 // Pending and committed residuals.
 #include "client/internal/residuals.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <iterator>
 #include <utility>
 
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "base/checksum.h"
+
 namespace tributary::client::internal {
+namespace {
+
+// The file: this line, the CRC32C of what follows; the identity's length and bytes; the pending
+// round and whether there is one; the committed and the pending tensors: their number, and for each
+// its length and floats. Integers are u64, little-endian.
+constexpr char kMagic[] = "tributary residuals 1\n";
+
+template <class T>
+void Append(T value, std::string* out) {
+  out->append(reinterpret_cast<const char*>(&value), sizeof value);
+}
+
+// Reads from the front of what is left; false where that is too short.
+struct Reader {
+  std::string_view left;
+  bool Take(void* to, size_t n) {
+    if (left.size() < n) return false;
+    std::memcpy(to, left.data(), n);
+    left.remove_prefix(n);
+    return true;
+  }
+  bool Take(uint64_t* value) { return Take(value, sizeof *value); }
+  bool Take(std::vector<std::vector<float>>* tensors) {
+    uint64_t count = 0;
+    if (!Take(&count) || count > left.size() / 8) return false;
+    tensors->assign(count, {});
+    for (std::vector<float>& tensor : *tensors) {
+      uint64_t elements = 0;
+      if (!Take(&elements) || elements > left.size() / sizeof(float)) return false;
+      tensor.resize(elements);
+      if (!Take(tensor.data(), elements * sizeof(float))) return false;
+    }
+    return true;
+  }
+};
+
+uint32_t ChecksumOf(std::string_view bytes) {
+  return Crc32c({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()});
+}
+
+}  // namespace
+
+std::string ResidualStore::Bind(const std::string& run, const std::string& layout_hash) {
+  const std::string identity = absl::StrCat(run, std::string(1, '\0'), layout_hash);
+  std::string note;
+  if (!std::exchange(read_, true) && !path_.empty()) {
+    std::ifstream in(path_, std::ios::binary);
+    if (in) {
+      const std::string bytes((std::istreambuf_iterator<char>(in)), {});
+      if (!Parse(bytes)) note = absl::StrCat("residual file ", path_, " is damaged");
+    }
+  }
+  const bool held = !committed_.empty() || has_pending_;
+  if (held && identity_ != identity) {
+    note = absl::StrCat("residuals were of another run or model layout, now ",
+                        absl::BytesToHexString(layout_hash.substr(0, 8)));
+  }
+  if (identity_ != identity) {
+    committed_.clear();
+    pending_.clear();
+    has_pending_ = false;
+    identity_ = identity;
+  }
+  return note.empty() ? note : absl::StrCat(note, "; error feedback starts again from zero");
+}
+
+std::string ResidualStore::Serialized() const {
+  std::string body;
+  Append(uint64_t{identity_.size()}, &body);
+  body += identity_;
+  Append(round_, &body);
+  Append(uint64_t{has_pending_}, &body);
+  for (const Tensors* tensors : {&committed_, &pending_}) {
+    Append(uint64_t{tensors->size()}, &body);
+    for (const std::vector<float>& tensor : *tensors) {
+      Append(uint64_t{tensor.size()}, &body);
+      body.append(reinterpret_cast<const char*>(tensor.data()), tensor.size() * sizeof(float));
+    }
+  }
+  std::string all = kMagic;
+  Append(uint64_t{ChecksumOf(body)}, &all);
+  return all + body;
+}
+
+bool ResidualStore::Parse(const std::string& bytes) {
+  Reader reader{bytes};
+  if (reader.left.substr(0, sizeof kMagic - 1) != kMagic) return false;
+  reader.left.remove_prefix(sizeof kMagic - 1);
+  uint64_t checksum = 0, length = 0, round = 0, has_pending = 0;
+  if (!reader.Take(&checksum) || ChecksumOf(reader.left) != checksum || !reader.Take(&length) ||
+      length > reader.left.size()) {
+    return false;
+  }
+  const std::string identity(reader.left.substr(0, length));
+  reader.left.remove_prefix(length);
+  Tensors committed, pending;
+  if (!reader.Take(&round) || !reader.Take(&has_pending) || !reader.Take(&committed) ||
+      !reader.Take(&pending)) {
+    return false;
+  }
+  identity_ = identity;
+  round_ = round;
+  has_pending_ = has_pending != 0;
+  committed_ = std::move(committed);
+  pending_ = std::move(pending);
+  return true;
+}
+
+absl::Status ResidualStore::Save() const {
+  if (path_.empty()) return absl::OkStatus();
+  const std::string bytes = Serialized();
+  const std::string beside = path_ + ".new";
+  const int fd = open(beside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  bool good = fd >= 0;
+  for (size_t at = 0; good && at < bytes.size();) {
+    const ssize_t n = write(fd, bytes.data() + at, bytes.size() - at);
+    good = n > 0 || (n < 0 && errno == EINTR);
+    if (n > 0) at += static_cast<size_t>(n);
+  }
+  good = good && fsync(fd) == 0;
+  const int error = errno;
+  if (fd >= 0) close(fd);
+  if (good && rename(beside.c_str(), path_.c_str()) == 0) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("residual file ", path_, ": ",
+                                             std::strerror(good ? errno : error),
+                                             "; give [client] state_directory room and rights"));
+}
 
 void ResidualStore::AddTo(uint32_t tensor, std::span<float> delta) const {
   if (tensor >= committed_.size() || committed_[tensor].size() != delta.size()) return;

@@ -4,13 +4,26 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
+#include <utility>
 #include <vector>
+
+#include "absl/status/status.h"
 
 namespace tributary::client::internal {
 
 // One client's residuals, a vector a tensor (empty: none). Run's thread only.
 class ResidualStore {
  public:
+  // `path`: the file that holds them between two lives of the client; "": memory alone.
+  explicit ResidualStore(std::string path = "") : path_(std::move(path)) {}
+
+  // Residuals are of one run and one layout. The first call reads the file; where what is held is
+  // of others it is dropped, and the text says so (else it is empty). A file that does not read is
+  // dropped too.
+  std::string Bind(const std::string& run, const std::string& layout_hash);
+  // Writes the file, whole or not at all; OK without a path.
+  absl::Status Save() const;
   // delta += the committed residual, where there is one of this length.
   void AddTo(uint32_t tensor, std::span<float> delta) const;
   // Begins the encoding of `round`; what was pending is rolled back.
@@ -24,10 +37,18 @@ class ResidualStore {
   void Commit(uint64_t round);
   void Rollback(uint64_t round);
   bool pending() const { return has_pending_; }
+  uint64_t pending_round() const { return round_; }
 
  private:
-  std::vector<std::vector<float>> committed_;
-  std::vector<std::vector<float>> pending_;
+  using Tensors = std::vector<std::vector<float>>;
+  std::string Serialized() const;
+  bool Parse(const std::string& bytes);
+
+  std::string path_;
+  std::string identity_;  // run and layout hash
+  bool read_ = false;     // the file was looked at
+  Tensors committed_;
+  Tensors pending_;
   uint64_t round_ = 0;
   bool has_pending_ = false;
 };

@@ -22,6 +22,7 @@ void ReadClient(TomlReader& toml, const ConfigOverrides& overrides, ClientConfig
   toml.Read("client", "id", &c->id);
   toml.Read("client", "endpoints", &c->endpoints);
   toml.Read("client", "run", &c->run);
+  toml.Read("client", "state_directory", &c->state_directory);
   ReadIn(toml, "client", "threads", &c->threads, 0, kMaxThreads);
   if (overrides.id) c->id = *overrides.id;
   if (!overrides.endpoints.empty()) c->endpoints = overrides.endpoints;

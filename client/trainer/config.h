@@ -17,6 +17,7 @@ struct ClientConfig {
   std::vector<std::string> endpoints;  // required; "host:port", in order of preference
   std::string run;                     // "": whatever run is served
   uint32_t threads = 0;                // --simulate: trainings at once, 1..1024; 0: one a core
+  std::string state_directory;         // residuals of error feedback live on here; "": nowhere
   // [data]
   std::string dataset;             // required: "fashion-mnist", "digits"
   std::string directory;           // of its files; "": where the Debian package puts them

@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "client/trainer/config.h"
 #include "client/trainer/internal/fleet.h"
+#include "client/trainer/internal/probe.h"
 
 // Until the fleet catches them: loading LibTorch takes a while, and it starts threads.
 TRIBUTARY_HOLD_END_SIGNALS_FROM_THE_START;
@@ -32,13 +33,19 @@ int Check(const std::string& file, const ConfigOverrides& overrides) {
   return kDone;
 }
 
-int Run(const std::string& file, const ConfigOverrides& overrides) {
+int Run(const std::string& file, const ConfigOverrides& overrides, bool probe) {
   const auto config = LoadClientConfig(file, overrides);
   if (!config.ok()) return Refuse(config.status());
   const absl::Status log = SetUpLog(
       {.name = "tributary-client", .level = config->log_level, .format = config->log_format});
   if (!log.ok()) return Refuse(log);
   std::signal(SIGPIPE, SIG_IGN);
+  if (probe) {
+    UseOneTorchThread();
+    const absl::Status probed = ProbeCodecs(*config);
+    if (!probed.ok()) std::fprintf(stderr, "%s: %s\n", file.c_str(), Text(probed).c_str());
+    return probed.ok() ? kDone : kFailed;
+  }
   const auto fleet = Fleet::Create(*config, overrides.simulate.has_value());
   if (!fleet.ok()) return Refuse(Annotate(fleet.status(), file));
   return (*fleet)->Run().ok() ? kDone : kFailed;
@@ -69,6 +76,10 @@ int Main(int argc, char** argv) {
   app.add_option("--index", overrides.index, "instead of [data] index")->excludes(simulate);
   app.add_option("--seed", overrides.seed, "instead of [data] seed");
   app.add_flag("--check", check, "only check the config, without starting");
+  bool probe = false;
+  app.add_flag("--probe-codecs", probe,
+               "train one update, encode it with every codec, print sizes and errors, and end")
+      ->excludes(simulate);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp& help) {
@@ -78,7 +89,7 @@ int Main(int argc, char** argv) {
     return tributary::client::trainer::kBadUsage;
   }
   using namespace tributary::client::trainer;
-  return check ? Check(file, overrides) : Run(file, overrides);
+  return check ? Check(file, overrides) : Run(file, overrides, probe);
 }
 
 }  // namespace

@@ -29,6 +29,7 @@ struct Bench {
     command->require_subcommand(1);
     auto* k = command->add_subcommand("kernels", "codec kernels");
     k->add_option("--json", kernels.json, "write the figures to this file");
+    k->add_option("--codec", kernels.codec, "this codec's figures alone");
     k->callback([this, code] { *code = bench::Kernels(kernels); });
 
     AddTransport(*command, code);

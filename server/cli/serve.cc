@@ -81,15 +81,21 @@ int Check(const std::vector<std::string>& files) {
 }
 
 int ListCodecs() {
-  std::printf("%-8s %3s %-7s %-9s %-15s %-14s %s\n", "codec", "id", "linear", "unbiased",
-              "error feedback", "deterministic", "minimum size");
+  std::printf("%-7s %3s %-7s %-9s %-15s %-14s %-8s %s\n", "codec", "id", "linear", "unbiased",
+              "error feedback", "deterministic", "from", "written as");
   for (const compression::Capabilities& row : compression::AllCodecs()) {
     const auto yes = [](bool b) { return b ? "yes" : "no"; };
-    std::printf("%-8s %3d %-7s %-9s %-15s %-14s %llu\n", row.name.c_str(), static_cast<int>(row.id),
-                yes(row.linear), yes(row.unbiased),
+    std::printf("%-7s %3d %-7s %-9s %-15s %-14s %-8llu %s\n", row.name.c_str(),
+                static_cast<int>(row.id), yes(row.linear), yes(row.unbiased),
                 row.needs_error_feedback ? "needed" : "not needed", yes(row.deterministic),
-                static_cast<unsigned long long>(row.minimum_elements));
+                static_cast<unsigned long long>(row.minimum_elements),
+                compression::CodecSyntax(row.name).c_str());
   }
+  std::printf(
+      "\nlinear: encoded forms of one round add up. from: tensors of one dimension or with fewer "
+      "elements stay\nfp32 unless a rule says otherwise. A run's codec: \"CODEC | ef | zstd; small "
+      "= "
+      "CODEC; NAME* = CODEC\".\n");
   return 0;
 }
 

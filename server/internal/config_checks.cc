@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "base/status.h"
-#include "compression/codec.h"
+#include "compression/policy.h"
 #include "compression/segment.h"
 #include "models/builtin.h"
 #include "models/safetensors.h"
@@ -100,22 +100,27 @@ std::shared_ptr<const ModelLayout> CheckModel(TomlReader& toml, const Config& c)
   return *layout;
 }
 
-// The least that an update of this layout takes on the wire.
-uint64_t UpdateBytes(const ModelLayout& layout, const compression::Codec& codec) {
+// The least that an update of this layout takes on the wire. Of a codec of variable rate that is
+// hardly more than its headers.
+uint64_t UpdateBytes(const ModelLayout& layout, const compression::CodecPolicy& policy) {
   uint64_t bytes = 0;
   for (uint32_t t = 0; t < layout.tensors().size(); ++t) {
     const aggregation::TensorSpec& tensor = layout.tensors()[t];
     const uint64_t elements = layout.TensorElements(t);
     if (tensor.policy == aggregation::Policy::kSkip || elements == 0) continue;
     bytes += compression::SegmentHeader::kBytes;
-    bytes += aggregation::IsFloat(tensor.dtype) ? codec.EncodedBytes(elements)
-                                                : elements * sizeof(int64_t);
+    if (!aggregation::IsFloat(tensor.dtype)) {
+      bytes += elements * sizeof(int64_t);
+      continue;
+    }
+    const auto& codec = *policy.For(tensor.name, elements, tensor.shape.size()).codec;
+    if (codec.fixed_rate()) bytes += codec.EncodedBytes(elements);
   }
   return bytes;
 }
 
 void CheckBudget(TomlReader& toml, const Config& c, const ModelLayout& layout) {
-  const auto codec = compression::MakeCodec(c.compression.codec);
+  const auto codec = compression::CodecPolicy::Parse(c.compression.codec);
   if (!codec.ok() || c.limits.inflight_bytes < kLeastInflightBytes) return;  // said already
   const uint64_t bytes = UpdateBytes(layout, **codec);
   toml.Require(

@@ -51,8 +51,8 @@ TEST(LayoutTest, CountsBeyondThirtyTwoBits) {
   EXPECT_EQ(layout->tiles()[262144].first, 8589934592u);
   EXPECT_EQ(layout->tiles()[262144].count, 5u);
   EXPECT_EQ(layout->tiles()[262145].offset, 8589934597u);
-  // 4 bytes an element and 32 a tile, and those of the small tensor.
-  EXPECT_EQ(MaxEncodedBytes(*layout), 34359738388u + 262145u * 32 + 12 + 32);
+  // 4 bytes an element and 32 + 24 a tile, and those of the small tensor.
+  EXPECT_EQ(MaxEncodedBytes(*layout), 34359738388u + 262145u * 56 + 12 + 56);
 }
 
 TEST(LayoutTest, RefusesWhatIsNoModelNamingIt) {

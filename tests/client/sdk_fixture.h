@@ -19,7 +19,7 @@
 #include "base/checksum.h"
 #include "base/philox.h"
 #include "client/client.h"
-#include "compression/codec.h"
+#include "compression/policy.h"
 #include "tests/client/fake_aggregator.h"
 
 namespace tributary::client::testing {
@@ -68,11 +68,11 @@ inline std::string EncodedByHand(const aggregation::ModelLayout& layout, TrainRe
     TrainResult* result;
   } source(&result);
   std::string all;
-  const auto codec = compression::MakeCodec(spec.codec());
+  const auto codec = compression::CodecPolicy::Parse(spec.codec());
   EXPECT_TRUE(codec.ok()) << codec.status();
   const absl::Status status = aggregation::EncodeUpdate(
-      layout, **codec, SeededHash(spec.seed(), "codec", id), static_cast<uint32_t>(spec.round()),
-      source, [&](std::vector<uint8_t> segment) {
+      layout, **codec, {SeededHash(spec.seed(), "codec", id), SeededHash(spec.seed(), "mask", "")},
+      static_cast<uint32_t>(spec.round()), source, [&](std::vector<uint8_t> segment) {
         all.append(segment.begin(), segment.end());
         return absl::OkStatus();
       });

@@ -139,8 +139,8 @@ class ErrorFeedbackTest : public SdkTest {
   RunningClient StartWithWholeCodec() {
     return RunningClient(std::make_unique<internal::Participant>(
         Options({server_.endpoint()}), &trainer_, [](std::string_view) {
-          return absl::StatusOr<std::shared_ptr<const compression::Codec>>(
-              std::make_shared<WholeCodec>());
+          return absl::StatusOr<std::shared_ptr<const compression::CodecPolicy>>(
+              compression::CodecPolicy::Uniform(std::make_shared<WholeCodec>()));
         }));
   }
   // The one float of the update: it follows the 32 bytes of the first segment's header.
@@ -249,9 +249,9 @@ TEST(EncodeTest, ASegmentTooLargeForAMessageIsRefused) {
   result.encoded = std::make_shared<const std::vector<std::vector<uint8_t>>>(
       std::vector<std::vector<uint8_t>>{std::vector<uint8_t>(1'600'000)});
   ResidualStore residuals;
-  const WholeCodec codec;
+  const auto codec = compression::CodecPolicy::Uniform(std::make_shared<WholeCodec>());
   const auto encoded =
-      internal::Encode(*MakeLayout(1), codec, v1::RoundSpec(), "c", result, &residuals);
+      internal::Encode(*MakeLayout(1), *codec, v1::RoundSpec(), "c", result, &residuals);
   EXPECT_EQ(encoded.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(encoded.status().message()), HasSubstr("1600000"));
 }

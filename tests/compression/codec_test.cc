@@ -39,9 +39,13 @@ TEST_P(EveryCodec, DecodesWithinTheStatedErrorAtEverySizeAndPattern) {
       SCOPED_TRACE(pattern + ", " + std::to_string(n) + " elements");
       const std::vector<float> x = MakeInput(pattern, n);
       const std::vector<uint8_t> payload = Encode(*codec, x);
-      ASSERT_EQ(payload.size(), codec->EncodedBytes(n));
+      if (codec->fixed_rate()) {
+        ASSERT_EQ(payload.size(), codec->EncodedBytes(n));
+      } else {
+        ASSERT_LE(payload.size(), codec->EncodedBytes(n));
+      }
       const PiecedBytes pieced{ByteSpan(payload)};
-      ASSERT_EQ(codec->Validate(pieced, n, 8192), absl::OkStatus());
+      ASSERT_EQ(codec->Validate(pieced, n, BoundOf(GetParam())), absl::OkStatus());
 
       std::vector<float> decoded(n);
       codec->Decode(pieced, decoded);
@@ -93,6 +97,7 @@ TEST_P(EveryCodec, AppendsToWhatIsThere) {
 }
 
 TEST_P(EveryCodec, CuttingATensorIntoSegmentsChangesNothing) {
+  if (!GetParam().cuts) GTEST_SKIP() << "each payload has a head of its own";
   const auto codec = Make(GetParam().spec);
   const std::vector<float> x = RandomFloats(4, 2 * kTileElements + 1001);
   const std::vector<uint8_t> whole = Encode(*codec, x, {.key = 9, .round = 1, .tensor = 2});
@@ -109,11 +114,17 @@ TEST_P(EveryCodec, CuttingATensorIntoSegmentsChangesNothing) {
 TEST_P(EveryCodec, EncodesTheSameBytesFromTheSameSeedAndOthersOnlyWhereItRounds) {
   const auto codec = Make(GetParam().spec);
   const std::vector<float> x = RandomFloats(5, 5000);
-  const EncodeContext base{.key = 77, .round = 4, .tensor = 6, .first = 3 * kTileElements};
+  const EncodeContext base{
+      .key = 77, .round = 4, .tensor = 6, .first = 3 * kTileElements, .shared_key = 5};
   const std::vector<uint8_t> payload = Encode(*codec, x, base);
   EXPECT_EQ(Encode(*codec, x, base), payload);
   std::vector<EncodeContext> others(4, base);
-  others[0].key = 78;
+  // randk's mask is all clients' own, and comes from the key that they share.
+  if (GetParam().name() == "randk") {
+    others[0].shared_key = 6;
+  } else {
+    others[0].key = 78;
+  }
   others[1].round = 5;
   others[2].tensor = 7;
   others[3].first = 4 * kTileElements;

@@ -17,20 +17,50 @@
 namespace tributary::compression {
 
 const std::vector<CodecCase>& AllCases() {
-  static const auto* cases = new std::vector<CodecCase>{{"fp32", 1},
-                                                        {"fp16", 1},
-                                                        {"bf16", 1},
-                                                        {"int8", 128, true},
-                                                        {"int8(rounding=nearest)", 128},
-                                                        {"int8(block=16)", 16, true},
-                                                        {"int8(block=4096)", 4096, true}};
+  static const auto* cases = new std::vector<CodecCase>{
+      {"fp32", 1},
+      {"fp16", 1},
+      {"bf16", 1},
+      {"int8", 128, true},
+      {"int8(rounding=nearest)", 128},
+      {"int8(block=16)", 16, true},
+      {"int8(block=4096)", 4096, true},
+      {"int4", 128, true},
+      {"int4(block=16, rounding=nearest)", 16},
+      {"int2", 128, true},
+      {"int2(block=4096, rounding=nearest)", 4096},
+      {"sign", 1024},
+      {"sign(block=16)", 16},
+      {"sign(mode=vote, step=2^-10)", 4096},
+      {"fp8", 128},
+      {"fp8(format=e5m2, block=64)", 64},
+      {"mxfp8", 32},
+      {"mxfp8(format=e5m2)", 32},
+      {"mxfp4", 32},
+      {"mxint8", 32},
+      {"hq", 4096, true},
+      {"hq(bits=4, step=2^-8, rounding=nearest)", 4096},
+      {"topk(0.01)", kTileElements, false, false},
+      {"topk(0.3, values=fp16)", kTileElements, false, false},
+      {"topk(0.001, values=int8)", kTileElements, false, false},
+      {"topk(0.02, values=ternary)", kTileElements, false, false},
+      {"topk(1, values=ternary)", kTileElements, false, false},
+      {"randk(0.5)", kTileElements, true, false},
+      {"randk(0.01, values=fp16, scaled=no)", kTileElements, true, false},
+      {"eden(bits=1)", 1024, true, false},
+      {"eden(bits=2, block=64)", 64, true, false},
+      {"eden(bits=3, block=4096)", 4096, true, false},
+      {"eden", 1024, true, false},
+      {"fp16 | zstd", 1, false, false},
+      {"int8 | lz4", 128, true, false},
+      {"topk(0.01, values=ternary) | zstd(level=3)", kTileElements, false, false}};
   return *cases;
 }
 
 std::vector<uint64_t> Sizes(const CodecCase& c, bool large) {
   std::set<uint64_t> sizes = {0, 1, 2, 15, 31, 33, 4095, 4096, 4097};
   sizes.insert({c.block - 1, c.block, c.block + 1});
-  if (large) sizes.insert((uint64_t{1} << 20) + 7);
+  if (large && !c.has("|")) sizes.insert((uint64_t{1} << 20) + 7);
   return {sizes.begin(), sizes.end()};
 }
 
@@ -72,45 +102,6 @@ std::vector<float> MakeInput(const std::string& pattern, uint64_t n) {
   return x;
 }
 
-std::vector<double> ReferenceValues(const CodecCase& c, std::span<const uint8_t> payload,
-                                    uint64_t n) {
-  std::vector<double> values;
-  values.reserve(n);
-  size_t at = 0;
-  const auto integer = [&](int bytes) {
-    uint64_t value = 0;
-    for (int b = 0; b < bytes; ++b) value |= uint64_t{payload[at + b]} << (8 * b);
-    at += bytes;
-    return value;
-  };
-  // A binary float of `m` mantissa and `e` exponent bits, by the definition.
-  const auto number = [](uint64_t bits, int e, int m) {
-    const int exponent = static_cast<int>(bits >> m) & ((1 << e) - 1);
-    const auto mantissa = static_cast<double>(bits & ((uint64_t{1} << m) - 1));
-    const int bias = (1 << (e - 1)) - 1;
-    const double magnitude = exponent == 0
-                                 ? std::ldexp(mantissa, 1 - bias - m)
-                                 : std::ldexp(mantissa + std::ldexp(1.0, m), exponent - bias - m);
-    return (bits >> (e + m)) != 0 ? -magnitude : magnitude;
-  };
-  double scale = 0;
-  for (uint64_t i = 0; i < n; ++i) {
-    if (c.spec == "fp32") {
-      values.push_back(number(integer(4), 8, 23));
-    } else if (c.spec == "fp16") {
-      values.push_back(number(integer(2), 5, 10));
-    } else if (c.spec == "bf16") {
-      values.push_back(number(integer(2), 8, 7));
-    } else {
-      if (i % c.block == 0) scale = number(integer(4), 8, 23);
-      const auto byte = static_cast<int>(integer(1));
-      values.push_back(scale * (byte < 128 ? byte : byte - 256));
-    }
-  }
-  EXPECT_EQ(at, payload.size());
-  return values;
-}
-
 int64_t ReferenceTerm(double value, const GridFold& grid) {
   EXPECT_EQ(std::fegetround(), FE_TONEAREST);
   const double q = std::nearbyint(std::ldexp(value, grid.fraction_bits));
@@ -118,17 +109,6 @@ int64_t ReferenceTerm(double value, const GridFold& grid) {
   EXPECT_LE(term, std::numeric_limits<int64_t>::max()) << value;
   EXPECT_GE(term, std::numeric_limits<int64_t>::min()) << value;
   return static_cast<int64_t>(term);
-}
-
-double AllowedError(const CodecCase& c, double x, double block_max) {
-  // Half a unit in the last place: relative where numbers are normal, absolute where subnormal.
-  if (c.spec == "fp32") return 0;
-  if (c.spec == "fp16") return std::max(std::abs(x) * 0x1p-11, 0x1p-25);
-  if (c.spec == "bf16") return std::max(std::abs(x) * 0x1p-8, 0x1p-134);
-  // The scale is max/127 or up to two roundings more; stochastic rounding moves by less than one
-  // unit.
-  const double scale = block_max / 127 * (1 + 0x1p-22) + 0x1p-149;
-  return block_max == 0 ? 0 : scale * (c.stochastic ? 1 + 0x1p-16 : 0.5 + 0x1p-16);
 }
 
 std::shared_ptr<const Codec> Make(const std::string& spec) {

@@ -17,8 +17,12 @@ struct CodecCase {
   std::string spec;
   uint64_t block;  // 1 for the plain formats
   bool stochastic = false;
+  // The payload of a tensor is the payloads of its parts back to back.
+  bool cuts = true;
+  std::string name() const { return spec.substr(0, spec.find_first_of("( ")); }
+  bool has(const std::string& text) const { return spec.find(text) != std::string::npos; }
 };
-// Every codec, int8 with its block lengths and roundings.
+// Every codec, with its parameters.
 const std::vector<CodecCase>& AllCases();
 // The sizes at which something could go wrong.
 std::vector<uint64_t> Sizes(const CodecCase& c, bool large);
@@ -31,6 +35,8 @@ std::vector<float> RandomFloats(uint64_t seed, uint64_t n, double deviation = 0.
 // The exact values of a payload, by arithmetic of the test's own on the wire format's text.
 std::vector<double> ReferenceValues(const CodecCase& c, std::span<const uint8_t> payload,
                                     uint64_t n);
+// A bound that holds for every encoding of the patterns. A rotation can gather a block's energy.
+inline double BoundOf(const CodecCase& c) { return c.name() == "eden" ? 1 << 20 : 8192; }
 // weight * rne(value * 2^f) by std::nearbyint and 128-bit integers; fails the test on overflow.
 int64_t ReferenceTerm(double value, const GridFold& grid);
 // How far a decoded value may be from x; `block_max` is the largest |x| of x's block.

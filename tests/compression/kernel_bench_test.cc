@@ -22,7 +22,9 @@ TEST(KernelBench, GivesEveryDocumentedFigureWithItsCeiling) {
   }
   std::set<std::string> expected;
   for (const std::string kind : {"fold", "fold16", "validate", "encode"}) {
-    for (const std::string codec : {"fp32", "fp16", "bf16", "int8"}) {
+    for (const std::string codec :
+         {"fp32", "fp16", "bf16", "int8", "int4", "int2", "sign", "fp8", "mxfp8", "mxfp4", "mxint8",
+          "hq", "topk", "topk_ternary", "randk", "eden1", "eden4"}) {
       expected.insert("kernels." + kind + "." + codec);
     }
   }

@@ -58,6 +58,20 @@ TEST(Encode, RefusesWhatTheFormatCannotHoldAndTakesTheLargestThatItCan) {
   const Row rows[] = {{"fp16", 65519.996f, 65520.0f},
                       {"bf16", 0x1.fefffep127f, 0x1.ffp127f},
                       {"int8", 0x1p127f, 0x1.000002p127f},
+                      {"int4", 0x1p127f, 0x1.000002p127f},
+                      {"int2", 0x1p127f, 0x1.000002p127f},
+                      {"sign", 0x1p127f, 0x1.000002p127f},
+                      {"fp8", 0x1p127f, 0x1.000002p127f},
+                      {"fp8(format=e5m2)", 0x1p127f, 0x1.000002p127f},
+                      {"mxfp8", 0x1p127f, 0x1.000002p127f},
+                      {"mxfp4", 0x1p127f, 0x1.000002p127f},
+                      {"mxint8", 0x1p127f, 0x1.000002p127f},
+                      {"hq", 0x1p127f, 0x1.000002p127f},
+                      {"topk(0.1)", 0x1p127f, 0x1.000002p127f},
+                      {"topk(0.1, values=fp16)", 65519.996f, 65520.0f},
+                      {"topk(0.1, values=int8)", 0x1p127f, 0x1.000002p127f},
+                      {"randk(0.01)", 0x1p112f, 0x1.000002p112f},
+                      {"eden", 0x1p100f, 0x1.000002p100f},
                       {"fp32", kMax, kInfinity}};
   for (const Row& row : rows) {
     ASSERT_EQ(std::nextafter(row.fits, kInfinity), row.does_not);
@@ -173,15 +187,22 @@ TEST(Validate, RefusesPayloadsOfAnyOtherLengthThanTheClaimed) {
       EXPECT_EQ(validate(n), absl::OkStatus()) << c.spec << " " << n;
       for (const uint64_t claimed :
            {n + 1, n + 2, 2 * n + 1, uint64_t{1} << 62, uint64_t{1} << 63, ~uint64_t{0}}) {
+        // Some lengths have payloads of the same size; top-k's says nothing of zeros at the end.
+        if (claimed <= 2 * n + 2 &&
+            (!codec->fixed_rate() || codec->EncodedBytes(claimed) == payload.size())) {
+          continue;
+        }
         ExpectRefused(validate(claimed), "bytes do not hold");
       }
-      if (n > 0) ExpectRefused(validate(n - 1), "bytes do not hold");
+      if (n > 0 && codec->fixed_rate() && codec->EncodedBytes(n - 1) != payload.size()) {
+        ExpectRefused(validate(n - 1), "bytes do not hold");
+      }
       payload.push_back(0);
       ExpectRefused(validate(n), "bytes do not hold");
       payload.pop_back();
-      if (n > 0) {
-        payload.pop_back();
-        ExpectRefused(validate(n), "bytes do not hold");
+      while (!payload.empty()) {  // cut anywhere
+        payload.resize(payload.size() - 1 - payload.size() / 3);
+        if (n > 0) ExpectRefused(validate(n), "bytes do not hold");
       }
     }
   }

@@ -26,7 +26,27 @@ TEST(MakeCodec, ReadsEveryDocumentedSpec) {
                       {"int8( block = 4096 )", CodecId::kInt8, 4096, false},
                       {"int8(rounding=nearest)", CodecId::kInt8, 128, true},
                       {"int8(block=64, rounding=stochastic)", CodecId::kInt8, 64, false},
-                      {"int8(rounding=nearest,block=1024)", CodecId::kInt8, 1024, true}};
+                      {"int8(rounding=nearest,block=1024)", CodecId::kInt8, 1024, true},
+                      {"int4", CodecId::kInt4, 128, false},
+                      {"int2(block=256, rounding=nearest)", CodecId::kInt2, 256, true},
+                      {"sign", CodecId::kSign, 1024, true},
+                      {"sign(mode=vote, step=2^-20)", CodecId::kSign, 0x80000014, true},
+                      {"topk(0.01)", CodecId::kTopK, 0, true},
+                      {"topk(0.5, values=fp16)", CodecId::kTopK, 1, true},
+                      {"topk(1e-3, values=int8)", CodecId::kTopK, 2, true},
+                      {"topk(1, values=ternary)", CodecId::kTopK, 3, true},
+                      {"fp8", CodecId::kFp8, 128, true},
+                      {"fp8(format=e5m2, block=32)", CodecId::kFp8, 0x10020, true},
+                      {"mxfp8", CodecId::kMxFp8, 0, true},
+                      {"mxfp8(format=e5m2)", CodecId::kMxFp8, 1, true},
+                      {"mxfp4", CodecId::kMxFp4, 0, true},
+                      {"mxint8", CodecId::kMxInt8, 0, true},
+                      {"randk(0.01)", CodecId::kRandK, 100, false},
+                      {"randk(0.5, values=fp16, scaled=no)", CodecId::kRandK, 0x80010002, false},
+                      {"eden", CodecId::kEden, 0x40400, false},
+                      {"eden(bits=1, block=64)", CodecId::kEden, 0x10040, false},
+                      {"hq", CodecId::kHq, 0xC08, false},
+                      {"hq(bits=4, step=2^-8, rounding=nearest)", CodecId::kHq, 0x804, true}};
   for (const Row& row : rows) {
     const auto codec = MakeCodec(row.spec);
     ASSERT_TRUE(codec.ok()) << codec.status();
@@ -37,10 +57,43 @@ TEST(MakeCodec, ReadsEveryDocumentedSpec) {
 }
 
 TEST(MakeCodec, RefusesTheRestAndNamesTheSpecTheFaultAndTheKnown) {
-  for (const char* spec :
-       {"", "fp64", "FP32", "int64", "int8(", "int8(block=)", "int8(block=100)", "int8(block=8)",
-        "int8(block=8192)", "int8(block=-16)", "int8(block=16", "int8(rounding=up)",
-        "int8(blocks=16)", "fp32(block=16)", "int8(nearest)", "int8)"}) {
+  for (const char* spec : {"",
+                           "fp64",
+                           "FP32",
+                           "int64",
+                           "int8(",
+                           "int8(block=)",
+                           "int8(block=100)",
+                           "int8(block=8)",
+                           "int8(block=8192)",
+                           "int8(block=-16)",
+                           "int8(block=16",
+                           "int8(rounding=up)",
+                           "int8(blocks=16)",
+                           "fp32(block=16)",
+                           "int8(nearest)",
+                           "int8)",
+                           "topk",
+                           "topk(0)",
+                           "topk(1.5)",
+                           "topk(-1)",
+                           "topk(nan)",
+                           "topk(0.1, 0.2)",
+                           "topk(0.1, values=int4)",
+                           "randk(0.6)",
+                           "randk(1e-9)",
+                           "randk(0.1, scaled=maybe)",
+                           "eden(bits=5)",
+                           "eden(bits=0)",
+                           "eden(block=32)",
+                           "eden(block=100)",
+                           "hq(bits=2)",
+                           "hq(step=12)",
+                           "hq(step=2^-61)",
+                           "sign(mode=loud)",
+                           "sign(block=8192)",
+                           "fp8(format=e3m4)",
+                           "mxfp4(block=64)"}) {
     const auto codec = MakeCodec(spec);
     EXPECT_EQ(codec.status().code(), absl::StatusCode::kInvalidArgument) << spec;
     EXPECT_THAT(
@@ -67,9 +120,14 @@ TEST(CodecFromHeader, GivesTheCodecThatWroteTheHeader) {
 }
 
 TEST(CodecFromHeader, RefusesUnknownNumbersAndParameters) {
-  const std::pair<uint16_t, uint32_t> bad[] = {{0, 0},   {1, 0},  {6, 0},    {65535, 0},
-                                               {2, 1},   {3, 16}, {4, 1},    {5, 0},
-                                               {5, 100}, {5, 8},  {5, 8192}, {5, 0x80000000}};
+  const std::pair<uint16_t, uint32_t> bad[] = {
+      {0, 0},      {1, 0},          {17, 1},       {18, 1},       {19, 0},       {65535, 0},
+      {2, 1},      {3, 16},         {4, 1},        {5, 0},        {5, 100},      {5, 8},
+      {5, 8192},   {5, 0x80000000}, {6, 0},        {6, 100},      {7, 8},        {8, 0},
+      {8, 8192},   {8, 0x8000003D}, {9, 4},        {10, 0},       {10, 0x20080}, {11, 2},
+      {12, 1},     {13, 1},         {14, 0},       {14, 1},       {14, 0x8001},  {14, 0x20002},
+      {15, 0x400}, {15, 0x50400},   {15, 0x10020}, {15, 0x12000}, {16, 0},       {16, 0xC02},
+      {16, 0x3D08}};
   for (const auto& [id, parameter] : bad) {
     const auto codec = CodecFromHeader(id, parameter);
     EXPECT_EQ(codec.status().code(), absl::StatusCode::kInvalidArgument) << id << " " << parameter;
@@ -83,7 +141,7 @@ TEST(AllCodecs, ListsEveryNumberOnce) {
     EXPECT_TRUE(ids.insert(row.id).second) << row.name;
     EXPECT_FALSE(row.name.empty());
   }
-  EXPECT_EQ(ids.size(), 5u);
+  EXPECT_EQ(ids.size(), 18u);
 }
 
 }  // namespace

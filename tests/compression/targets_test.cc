@@ -17,7 +17,7 @@ struct Outcome {
   std::string refused;
 };
 
-Outcome Everything(const Codec& codec, const std::vector<float>& x) {
+Outcome Everything(const Codec& codec, const std::vector<float>& x, double bound) {
   Outcome o;
   o.residual.resize(x.size());
   o.decoded.resize(x.size());
@@ -27,7 +27,7 @@ Outcome Everything(const Codec& codec, const std::vector<float>& x) {
       codec.Encode(x, {.key = 11, .round = 2, .tensor = 3}, &o.payload, o.residual);
   EXPECT_TRUE(encoded.ok()) << encoded;
   const PiecedBytes pieced{ByteSpan(o.payload)};
-  EXPECT_EQ(codec.Validate(pieced, x.size(), 8192), absl::OkStatus());
+  EXPECT_EQ(codec.Validate(pieced, x.size(), bound), absl::OkStatus());
   o.refused = std::string(codec.Validate(pieced, x.size(), 1e-3).message());
   codec.Decode(pieced, o.decoded);
   codec.Fold(pieced, 0, x.size(), {.fraction_bits = 30, .weight = 601}, o.narrow.data());
@@ -51,10 +51,10 @@ TEST(Targets, GiveTheSameBitsInEveryFunction) {
     for (const std::string& pattern : Patterns()) {
       for (const uint64_t n : sizes) {
         const std::vector<float> x = MakeInput(pattern, n);
-        const Outcome best = Everything(*codec, x);
+        const Outcome best = Everything(*codec, x, BoundOf(c));
         ForEachTarget([&](const std::string&) {
           SCOPED_TRACE(c.spec + ", " + pattern + ", " + std::to_string(n) + " elements");
-          const Outcome other = Everything(*codec, x);
+          const Outcome other = Everything(*codec, x, BoundOf(c));
           EXPECT_EQ(other.payload, best.payload);
           EXPECT_TRUE(SameBits(other.residual, best.residual));
           EXPECT_TRUE(SameBits(other.decoded, best.decoded));

@@ -77,6 +77,7 @@ TEST(BuiltinLayoutTest, ParameterCountsAreThePublishedOnes) {
   EXPECT_EQ(Parameters(*Layout("cnn")), 1'663'370u);
   EXPECT_EQ(Parameters(*Layout("logreg")), 7'850u);
   EXPECT_EQ(Parameters(*Layout("mlp-digits")), 2'410u);
+  EXPECT_EQ(Parameters(*Layout("mlp-fashion")), 76'330u);
   EXPECT_EQ(Parameters(*Layout("resnet18")), 11'689'512u);
   EXPECT_EQ(Parameters(*Layout("resnet50")), 25'557'032u);
 }
@@ -160,7 +161,7 @@ TEST_P(InitialWeightsTest, EqualAnIndependentDrawToTheBit) {
   std::filesystem::remove(path);
 }
 INSTANTIATE_TEST_SUITE_P(Models, InitialWeightsTest,
-                         testing::Values("2nn", "cnn", "logreg", "mlp-digits", "resnet18"),
+                         testing::Values("2nn", "cnn", "logreg", "mlp-digits", "mlp-fashion", "resnet18"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::erase(name, '-');

@@ -16,7 +16,10 @@ from fractions import Fraction
 
 import numpy as np
 
+from codec_forms import E2M1, E4M3, E5M2, Blocks, Eden, RandK, TopK
+
 KEY, ROUND, TENSOR, FIRST = 0x0123456789ABCDEF, 11, 7, 3 * 32768 + (1 << 37)
+SHARED_KEY = 0xFEDCBA9876543210
 FRACTION_BITS, WEIGHT = 30, 1000003
 
 
@@ -98,16 +101,55 @@ def values_int8(payload, n, block):
     return values
 
 
+def tile_key(key):
+    """The key in the payload of a randk or eden segment."""
+    tile = FIRST // 32768
+    words = philox4x32(key, (tile & 0xFFFFFFFF, tile >> 32, TENSOR, ROUND))
+    return words[0] | words[1] << 32
+
+
+def forms():
+    """File name -> codec, for the spec that golden_test.cc names."""
+    def random(index):
+        return random16(FIRST + index)
+
+    mask, rotation = tile_key(SHARED_KEY), tile_key(KEY ^ 0x6E6F697461746F72)
+    return {
+        "int4_stochastic_128": Blocks("int", 128, 4, 7, random=random),
+        "int4_nearest_16": Blocks("int", 16, 4, 7),
+        "int2_stochastic_64": Blocks("int", 64, 2, 1, random=random),
+        "sign_128": Blocks("sign", 128, 1),
+        "sign_vote_6": Blocks("sign", 4096, 1, scale="shared", step=6),
+        "fp8_e4m3_128": Blocks("fp8", 128, mini=E4M3),
+        "fp8_e5m2_64": Blocks("fp8", 64, mini=E5M2),
+        "mxfp8_e4m3": Blocks("mxfp8", 32, scale="e8m0", mini=E4M3, top=8),
+        "mxfp8_e5m2": Blocks("mxfp8", 32, scale="e8m0", mini=E5M2, top=15),
+        "mxfp4": Blocks("mxfp4", 32, 4, scale="e8m0", mini=E2M1, top=2),
+        "mxint8": Blocks("mxint8", 32, 8, 127, scale="e8m0"),
+        "hq_8_12": Blocks("hq", 4096, 8, 127, scale="shared", step=12, random=random),
+        "hq_4_8_nearest": Blocks("hq", 4096, 4, 7, scale="shared", step=8),
+        "topk_fp32": TopK(60, "fp32"),
+        "topk_fp16": TopK(300, "fp16"),
+        "topk_int8": TopK(6, "int8"),
+        "topk_ternary": TopK(30, "ternary"),
+        "randk_fp32_10": RandK(10, "fp32", True, philox4x32, mask),
+        "randk_fp16_50_unscaled": RandK(50, "fp16", False, philox4x32, mask),
+        "eden_1": Eden(1, 1024, philox4x32, rotation),
+        "eden_2_64": Eden(2, 64, philox4x32, rotation),
+        "eden_3": Eden(3, 256, philox4x32, rotation),
+        "eden_4": Eden(4, 1024, philox4x32, rotation),
+    }
+
+
 def to_binary32(value):
-    """A Fraction rounded once. The products here have at most 32 bits, so binary64 holds them exactly."""
+    """A Fraction rounded once. The products here have at most 48 bits, so binary64 holds them exactly."""
     assert Fraction(float(value)) == value
     return np.float32(float(value))
 
 
 def fold(values):
     sums = [WEIGHT * round(v * 2**FRACTION_BITS) for v in values]  # round() takes ties to even
-    assert all(abs(s) < 2**63 for s in sums)
-    return struct.pack(f"<{len(sums)}q", *sums)
+    return struct.pack(f"<{len(sums)}Q", *(s % 2**64 for s in sums))  # sums are modulo 2^64
 
 
 def inputs():
@@ -151,6 +193,10 @@ def golden():
             scale = max(abs(float(v)) for v in x[start:start + block]) / 127 * (1 + 2**-22) + 2**-149
             for v, w in zip(x[start:start + block], values[start:start + block]):
                 assert abs(float(v) - float(w)) <= scale * (1 + 2**-16 if stochastic else 0.5 + 2**-16)
+        add(name, payload, [to_binary32(v) for v in values], values)
+    for name, codec in forms().items():
+        payload = codec.encode(x)
+        values = codec.values(payload, n)
         add(name, payload, [to_binary32(v) for v in values], values)
     integers = [0, 1, -1, 2**40, -(2**40), 12345] + [k * k * k - 1000 * k for k in range(26)]
     files["int64.bin"] = struct.pack(f"<{len(integers)}q", *integers)

@@ -112,6 +112,7 @@ absl::Status Fleet::AddMember(const ClientConfig& config, const std::string& id,
   options.endpoints = config.endpoints;
   options.id = id;
   options.run = config.run;
+  options.state_directory = config.state_directory;
   options.examples = data.train.size();
   options.own_connection = !simulate;
   spdlog::log(simulate ? spdlog::level::debug : spdlog::level::info,

@@ -70,6 +70,11 @@ class LoggingTrainer final : public Trainer {
     inner_->OnOutcome(outcome);
   }
 
+  void OnNotice(const std::string& what) override {
+    spdlog::warn("{}: {}", id_, what);
+    inner_->OnNotice(what);
+  }
+
  private:
   // A round that ended without this client is no news of this level.
   void Warn(const char* what, const TrainTask& task, const absl::Status& status) const {

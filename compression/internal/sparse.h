@@ -1,0 +1,54 @@
+// Between topk_codec.cc (checks, pieces) and sparse_index.cc (positions in a tile): how the places
+// of a tile's non-zeros are written, and the top-k selection.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "compression/codec.h"
+#include "compression/internal/scalar.h"
+
+namespace tributary::compression {
+
+enum class SparseValues : uint8_t { kFloat32 = 0, kFloat16 = 1, kInt8 = 2, kTernary = 3 };
+
+std::shared_ptr<const Codec> MakeTopK(double fraction, SparseValues values);
+std::shared_ptr<const Codec> MakeRandK(uint32_t stride, SparseValues values, bool scaled);
+
+// No segment of topk spans more: a hostile directory of empty tiles stays short.
+inline constexpr uint64_t kMaxSparseTiles = 128;
+inline constexpr uint32_t kBitmapTag = 15;
+inline constexpr size_t kBitmapBytes = kTileElements / 8;
+
+// A tile's entry in the directory: 0, no non-zeros; else bits 0-14 their number less one, 15-27 the
+// bytes of their places, 28-31 how those are written: 0-14 Golomb-Rice with that parameter, 15 a
+// bitmap.
+struct TileEntry {
+  uint32_t count = 0;        // non-zeros, up to 32,768
+  uint32_t index_bytes = 0;  // up to 4,096
+  uint32_t tag = 0;
+  uint32_t Word() const { return count == 0 ? 0 : (count - 1) | index_bytes << 15 | tag << 28; }
+  static TileEntry FromWord(uint32_t word) {
+    if (word == 0) return {};
+    return {(word & 0x7FFF) + 1, word >> 15 & 0x1FFF, word >> 28};
+  }
+};
+
+// Appends the places of a tile's non-zeros (rising, below `length`) in the form that is smallest.
+TileEntry AppendIndices(std::span<const uint16_t> places, uint32_t length,
+                        std::vector<uint8_t>* out);
+// The places themselves, to `out` (entry.count of room). INVALID_ARGUMENT says what is wrong with
+// them: bytes that do not match the count, a place at or beyond `length`, bits set after the end.
+absl::Status CheckIndices(const TileEntry& entry, const uint8_t* p, uint32_t length, uint16_t* out);
+// The same of places that CheckIndices has passed.
+void ReadIndices(const TileEntry& entry, const uint8_t* p, uint16_t* out);
+
+// The threshold of the `k` largest |x|: zeros are never among them.
+TensorPlan SelectLargest(std::span<const float> x, uint64_t k);
+
+}  // namespace tributary::compression

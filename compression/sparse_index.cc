@@ -1,0 +1,203 @@
+// Places of non-zeros in a tile: Golomb-Rice coded gaps (Golomb 1966; Rice 1979), unary parts and
+// remainders apart so that decoding has no serial bit reader, or a bitmap; and the selection of the
+// k largest.
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "compression/internal/sparse.h"
+
+namespace tributary::compression {
+namespace {
+
+size_t RemainderBytes(size_t count, uint32_t rice) { return (count * rice + 7) / 8; }
+
+// Bytes of gaps in Golomb-Rice code: for each a unary quotient and `rice` bits.
+size_t RiceBytes(std::span<const uint16_t> places, uint32_t rice) {
+  size_t quotients = 0;
+  int32_t before = -1;
+  for (const uint16_t place : places) {
+    quotients += static_cast<uint32_t>(place - before - 1) >> rice;
+    before = place;
+  }
+  return (quotients + places.size() + 7) / 8 + RemainderBytes(places.size(), rice);
+}
+
+void AppendRice(std::span<const uint16_t> places, const TileEntry& entry,
+                std::vector<uint8_t>* out) {
+  const size_t at = out->size();
+  out->resize(at + entry.index_bytes);
+  uint8_t* unary = out->data() + at;
+  uint8_t* rest = unary + (entry.index_bytes - RemainderBytes(places.size(), entry.tag));
+  size_t unary_bit = 0, rest_bit = 0;
+  int32_t before = -1;
+  for (const uint16_t place : places) {
+    const auto gap = static_cast<uint32_t>(place - before - 1);
+    before = place;
+    unary_bit += gap >> entry.tag;
+    unary[unary_bit / 8] |= static_cast<uint8_t>(1 << unary_bit % 8);
+    ++unary_bit;
+    for (uint32_t b = 0; b < entry.tag; ++b, ++rest_bit) {
+      rest[rest_bit / 8] |= static_cast<uint8_t>((gap >> b & 1) << rest_bit % 8);
+    }
+  }
+}
+
+absl::Status Malformed(absl::string_view what) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(what, "; the payload is damaged or of another codec"));
+}
+
+uint64_t LoadUpTo8(const uint8_t* p, size_t n) {
+  uint64_t word = 0;
+  std::memcpy(&word, p, std::min<size_t>(n, 8));
+  return word;
+}
+
+// visit(position) for each set bit of `n` bytes; stops where it returns false.
+template <class Visit>
+void ForEachBit(const uint8_t* p, size_t n, Visit visit) {
+  for (size_t at = 0; at < n; at += 8) {
+    const auto base = static_cast<uint32_t>(8 * at);
+    for (uint64_t word = LoadUpTo8(p + at, n - at); word != 0; word &= word - 1) {
+      if (!visit(base + static_cast<uint32_t>(std::countr_zero(word)))) return;
+    }
+  }
+}
+
+uint64_t CountBits(const uint8_t* p, size_t n) {
+  uint64_t bits = 0;
+  for (size_t at = 0; at < n; at += 8) {
+    bits += static_cast<uint64_t>(std::popcount(LoadUpTo8(p + at, n - at)));
+  }
+  return bits;
+}
+
+// visit(place), rising; places may be beyond a tile where the bytes are hostile. The bytes hold
+// entry.count set bits.
+template <class Visit>
+void ForEachRicePlace(const TileEntry& entry, const uint8_t* p, Visit visit) {
+  const uint32_t rice = entry.tag;
+  const size_t rest_bytes = RemainderBytes(entry.count, rice);
+  // Read 4 bytes at a time, beyond the end of the payload too: from a copy.
+  uint8_t rest[kBitmapBytes + 8];  // no places take more than a bitmap
+  std::memcpy(rest, p + entry.index_bytes - rest_bytes, rest_bytes);
+  std::memset(rest + rest_bytes, 0, 8);
+  const uint32_t mask = (1u << rice) - 1;
+  uint32_t next = 0;  // the smallest place that can be next
+  uint32_t unary = 0, rest_bit = 0;
+  ForEachBit(p, entry.index_bytes - rest_bytes, [&](uint32_t position) {
+    const uint32_t low = LoadLe<uint32_t>(rest + rest_bit / 8) >> rest_bit % 8 & mask;
+    const uint32_t place = next + ((position - unary) << rice | low);
+    unary = position + 1;
+    rest_bit += rice;
+    next = place + 1;
+    return visit(place);
+  });
+}
+
+absl::Status CheckRice(const TileEntry& entry, const uint8_t* p, uint32_t length) {
+  const size_t rest_bytes = RemainderBytes(entry.count, entry.tag);
+  if (entry.index_bytes <= rest_bytes) return Malformed("the places' bytes are too few");
+  const size_t unary_bytes = entry.index_bytes - rest_bytes;
+  if (p[unary_bytes - 1] == 0 || CountBits(p, unary_bytes) != entry.count) {
+    return Malformed("the places do not match their number");
+  }
+  const size_t used = entry.count * entry.tag % 8;
+  if (used != 0 && p[entry.index_bytes - 1] >> used != 0) {
+    return Malformed("bits are set after the last place");
+  }
+  bool within = true;
+  ForEachRicePlace(entry, p, [&](uint32_t place) { return within = place < length; });
+  return within ? absl::OkStatus() : Malformed("a place is beyond the tile");
+}
+
+absl::Status CheckBitmap(const TileEntry& entry, const uint8_t* p, uint32_t length) {
+  if (entry.index_bytes != (length + 7) / 8) return Malformed("the bitmap has another length");
+  if (CountBits(p, entry.index_bytes) != entry.count) {
+    return Malformed("the bitmap does not match the number of places");
+  }
+  if (length % 8 != 0 && p[entry.index_bytes - 1] >> length % 8 != 0) {
+    return Malformed("a place is beyond the tile");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+TileEntry AppendIndices(std::span<const uint16_t> places, uint32_t length,
+                        std::vector<uint8_t>* out) {
+  if (places.empty()) return {};
+  TileEntry entry{static_cast<uint32_t>(places.size()), (length + 7) / 8, kBitmapTag};
+  for (uint32_t rice = 0; rice < kBitmapTag; ++rice) {
+    const size_t bytes = RiceBytes(places, rice);
+    if (bytes < entry.index_bytes) {
+      entry.index_bytes = static_cast<uint32_t>(bytes);
+      entry.tag = rice;
+    }
+  }
+  if (entry.tag != kBitmapTag) {
+    AppendRice(places, entry, out);
+    return entry;
+  }
+  const size_t at = out->size();
+  out->resize(at + entry.index_bytes);
+  for (const uint16_t place : places) {
+    (*out)[at + place / 8] |= static_cast<uint8_t>(1 << place % 8);
+  }
+  return entry;
+}
+
+absl::Status CheckIndices(const TileEntry& entry, const uint8_t* p, uint32_t length,
+                          uint16_t* out) {
+  const absl::Status status =
+      entry.tag == kBitmapTag ? CheckBitmap(entry, p, length) : CheckRice(entry, p, length);
+  if (status.ok()) ReadIndices(entry, p, out);
+  return status;
+}
+
+void ReadIndices(const TileEntry& entry, const uint8_t* p, uint16_t* out) {
+  const auto store = [&](uint32_t place) {
+    *out++ = static_cast<uint16_t>(place);
+    return true;
+  };
+  if (entry.tag == kBitmapTag) {
+    ForEachBit(p, entry.index_bytes, store);
+  } else {
+    ForEachRicePlace(entry, p, store);
+  }
+}
+
+TensorPlan SelectLargest(std::span<const float> x, uint64_t k) {
+  // The k-th largest |bits| by counting, eleven bits at a time (31 in all).
+  constexpr int kShifts[] = {20, 10, 0};
+  constexpr int kWidths[] = {11, 10, 10};
+  uint32_t prefix = 0;
+  uint64_t left = k;  // of those that share the prefix
+  for (int pass = 0; pass < 3; ++pass) {
+    std::array<uint64_t, 2048> counts{};
+    const int above = kShifts[pass] + kWidths[pass];
+    for (const float v : x) {
+      const uint32_t bits = std::bit_cast<uint32_t>(v) & 0x7FFFFFFF;
+      if (pass == 0 || bits >> above == prefix) {
+        ++counts[bits >> kShifts[pass] & ((1u << kWidths[pass]) - 1)];
+      }
+    }
+    uint32_t digit = (1u << kWidths[pass]) - 1;
+    while (digit > 0 && counts[digit] < left) left -= counts[digit--];
+    prefix = prefix << kWidths[pass] | digit;
+  }
+  TensorPlan plan;
+  plan.threshold = prefix;
+  if (prefix == 0) {  // fewer than k are not zero: all those, no tie
+    return plan;
+  }
+  for (uint64_t i = 0; i < x.size() && left > 0; ++i) {
+    if ((std::bit_cast<uint32_t>(x[i]) & 0x7FFFFFFF) == prefix && --left == 0)
+      plan.ties_end = i + 1;
+  }
+  return plan;
+}
+
+}  // namespace tributary::compression

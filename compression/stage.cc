@@ -1,0 +1,190 @@
+// Codecs zstd and lz4: another codec's payload, compressed without loss (RFC 8878; the LZ4 block
+// format).
+#include <lz4.h>
+#include <zstd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "compression/internal/scalar.h"
+#include "compression/internal/stage.h"
+#include "compression/segment.h"
+
+namespace tributary::compression {
+namespace {
+
+// A payload after decompression: the codec within and its bytes, in memory that the thread reuses.
+struct Inner {
+  std::shared_ptr<const Codec> codec;
+  PiecedBytes payload;
+};
+
+std::vector<uint8_t>& Scratch(int which) {
+  thread_local std::vector<uint8_t> scratch[2];
+  return scratch[which];
+}
+
+class StageCodec final : public Codec {
+ public:
+  StageCodec(CodecId id, std::shared_ptr<const Codec> inner, int level)
+      : inner_(std::move(inner)), level_(level) {
+    if (inner_ != nullptr) capabilities_ = inner_->capabilities();
+    capabilities_.linear = false;
+    capabilities_.id = id;
+    capabilities_.name = id == CodecId::kZstd ? "zstd" : "lz4";
+  }
+  const Capabilities& capabilities() const override { return capabilities_; }
+  uint32_t parameter() const override { return 0; }
+  bool fixed_rate() const override { return false; }
+  uint64_t MaxSegmentElements() const override {
+    return std::min(kMaxStageTiles * kTileElements, inner_->MaxSegmentElements());
+  }
+  uint64_t EncodedBytes(uint64_t n) const override {
+    const size_t inner = inner_->EncodedBytes(n);
+    return kStageHeadBytes + (zstd() ? ZSTD_compressBound(inner) : Lz4Bound(inner));
+  }
+  absl::StatusOr<TensorPlan> Plan(std::span<const float> x) const override {
+    return inner_->Plan(x);
+  }
+
+  absl::Status Encode(std::span<const float> x, const EncodeContext& context,
+                      std::vector<uint8_t>* out, std::span<float> residual) const override {
+    std::vector<uint8_t> plain;
+    RETURN_IF_ERROR(inner_->Encode(x, context, &plain, residual));
+    Wrap(plain, out);
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<SegmentForm> EncodeSegment(std::span<const float> x, const EncodeContext& context,
+                                            std::vector<uint8_t>* out,
+                                            std::span<float> residual) const override {
+    std::vector<uint8_t> plain;
+    RETURN_IF_ERROR(inner_->Encode(x, context, &plain, residual));
+    const size_t at = out->size();
+    Wrap(plain, out);
+    const size_t wrapped = out->size() - at;
+    if (wrapped < plain.size() && plain.size() / kMaxStageRatio < wrapped) {
+      return SegmentForm{capabilities_.id, 0};
+    }
+    out->resize(at);  // it does not win
+    out->insert(out->end(), plain.begin(), plain.end());
+    return SegmentForm{inner_->capabilities().id, inner_->parameter()};
+  }
+
+  absl::Status Validate(const PiecedBytes& payload, uint64_t n, double bound) const override {
+    if (n > kMaxStageTiles * kTileElements) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(capabilities_.name, " payload: bytes do not hold ", n, " elements; at most ",
+                       kMaxStageTiles * kTileElements, " are compressed as one segment"));
+    }
+    ASSIGN_OR_RETURN(const Inner inner, Unwrap(payload));
+    return Annotate(inner.codec->Validate(inner.payload, n, bound),
+                    absl::StrCat(capabilities_.name, " payload"));
+  }
+
+  void Fold(const PiecedBytes& payload, uint64_t begin, uint64_t count, const GridFold& grid,
+            int64_t* acc) const override {
+    const absl::StatusOr<Inner> inner = Unwrap(payload);
+    if (inner.ok()) inner->codec->Fold(inner->payload, begin, count, grid, acc);
+  }
+
+  void Decode(const PiecedBytes& payload, std::span<float> out) const override {
+    const absl::StatusOr<Inner> inner = Unwrap(payload);
+    if (inner.ok()) inner->codec->Decode(inner->payload, out);
+  }
+
+ private:
+  bool zstd() const { return capabilities_.id == CodecId::kZstd; }
+  static size_t Lz4Bound(size_t n) {
+    return static_cast<size_t>(LZ4_compressBound(static_cast<int>(n)));
+  }
+
+  void Wrap(const std::vector<uint8_t>& plain, std::vector<uint8_t>* out) const {
+    if (plain.empty()) return;
+    const size_t at = out->size();
+    const size_t room = zstd() ? ZSTD_compressBound(plain.size()) : Lz4Bound(plain.size());
+    out->resize(at + kStageHeadBytes + room);
+    uint8_t* p = out->data() + at;
+    StoreLe(static_cast<uint16_t>(inner_->capabilities().id), p);
+    StoreLe(uint16_t{0}, p + 2);
+    StoreLe(inner_->parameter(), p + 4);
+    StoreLe(static_cast<uint32_t>(plain.size()), p + 8);
+    p += kStageHeadBytes;
+    const size_t used =
+        zstd() ? ZSTD_compress(p, room, plain.data(), plain.size(), level_)
+               : static_cast<size_t>(LZ4_compress_default(
+                     reinterpret_cast<const char*>(plain.data()), reinterpret_cast<char*>(p),
+                     static_cast<int>(plain.size()), static_cast<int>(room)));
+    out->resize(at + kStageHeadBytes + used);
+  }
+
+  absl::Status Wrong(const PiecedBytes& payload, absl::string_view what) const {
+    return absl::InvalidArgumentError(
+        absl::StrCat(capabilities_.name, " payload of ", payload.size(),
+                     " bytes: bytes do not hold what they "
+                     "claim: ",
+                     what, "; the payload is damaged or of another codec"));
+  }
+
+  absl::StatusOr<Inner> Unwrap(const PiecedBytes& payload) const {
+    uint8_t head[kStageHeadBytes];
+    ByteCursor cursor(payload);
+    if (payload.size() == 0) {  // no element
+      ASSIGN_OR_RETURN(auto none, CodecFromHeader(static_cast<uint16_t>(CodecId::kFp32), 0));
+      return Inner{std::move(none), {}};
+    }
+    if (!cursor.Read(head, sizeof head)) return Wrong(payload, "the head is cut");
+    const auto id = LoadLe<uint16_t>(head);
+    if (id == static_cast<uint16_t>(CodecId::kZstd) || id == static_cast<uint16_t>(CodecId::kLz4)) {
+      return Wrong(payload, "a stage within a stage");
+    }
+    if (LoadLe<uint16_t>(head + 2) != 0) return Wrong(payload, "bytes 2 and 3 are not 0");
+    Inner inner;
+    ASSIGN_OR_RETURN(inner.codec, CodecFromHeader(id, LoadLe<uint32_t>(head + 4)));
+    const size_t plain = LoadLe<uint32_t>(head + 8);
+    const size_t compressed = payload.size() - kStageHeadBytes;
+    // Before anything is allocated.
+    if (plain > kMaxPayloadBytes || plain / kMaxStageRatio > payload.size()) {
+      return Wrong(payload, absl::StrCat(plain, " bytes within are over the limits of ",
+                                         kMaxPayloadBytes, " and ", kMaxStageRatio, " to 1"));
+    }
+    std::vector<uint8_t>& from = Scratch(0);
+    std::vector<uint8_t>& to = Scratch(1);
+    from.resize(compressed);
+    to.resize(std::max<size_t>(plain, 1));
+    cursor.Read(from.data(), compressed);
+    if (Decompress(from, to.data(), plain) != plain)
+      return Wrong(payload, "they do not decompress");
+    inner.payload.Append(ByteSpan(to).first(plain));
+    return inner;
+  }
+
+  // The bytes that came out; anything but `n` is an error.
+  size_t Decompress(const std::vector<uint8_t>& from, uint8_t* to, size_t n) const {
+    if (zstd()) return ZSTD_decompress(to, n, from.data(), from.size());
+    const int got =
+        LZ4_decompress_safe(reinterpret_cast<const char*>(from.data()), reinterpret_cast<char*>(to),
+                            static_cast<int>(from.size()), static_cast<int>(n));
+    return got < 0 ? SIZE_MAX : static_cast<size_t>(got);
+  }
+
+  const std::shared_ptr<const Codec> inner_;
+  const int level_;
+  Capabilities capabilities_;
+};
+
+}  // namespace
+
+std::shared_ptr<const Codec> MakeZstd(std::shared_ptr<const Codec> inner, int level) {
+  return std::make_shared<StageCodec>(CodecId::kZstd, std::move(inner), level);
+}
+std::shared_ptr<const Codec> MakeLz4(std::shared_ptr<const Codec> inner) {
+  return std::make_shared<StageCodec>(CodecId::kLz4, std::move(inner), 0);
+}
+std::shared_ptr<const Codec> MakeStageDecoder(CodecId id) {
+  return std::make_shared<StageCodec>(id, MakeCodec("fp32").value(), 1);
+}
+
+}  // namespace tributary::compression

@@ -1,0 +1,409 @@
+// Codec topk: the elements of a tensor that are largest in magnitude, the rest zero (Aji &
+// Heafield, EMNLP 2017; Stich et al., NeurIPS 2018). With values=ternary it is sparse ternary
+// compression (Sattler et al., IEEE TNNLS 2019).
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "compression/internal/block_format.h"
+#include "compression/internal/element_codec.h"
+#include "compression/internal/int8.h"
+#include "compression/internal/sparse.h"
+
+namespace tributary::compression {
+namespace {
+
+size_t ValueBytes(SparseValues kind, size_t count) {
+  switch (kind) {
+    case SparseValues::kFloat32:
+      return 4 * count;
+    case SparseValues::kFloat16:
+      return 2 * count;
+    case SparseValues::kInt8:
+      return count;
+    default:
+      return (count + 7) / 8;
+  }
+}
+
+// The largest |bits|; short loops of constant length vectorise.
+uint32_t MostBits(const float* x, size_t n) {
+  int32_t most = 0;
+  if (n == 16) {
+    for (size_t i = 0; i < 16; ++i) {
+      most = std::max(most, std::bit_cast<int32_t>(x[i]) & 0x7FFFFFFF);
+    }
+  } else {
+    for (size_t i = 0; i < n; ++i) {
+      most = std::max(most, std::bit_cast<int32_t>(x[i]) & 0x7FFFFFFF);
+    }
+  }
+  return static_cast<uint32_t>(most);
+}
+
+// What a segment keeps: places within tiles, values, and where each tile's part of them ends.
+struct Kept {
+  std::vector<uint16_t> places;
+  std::vector<float> values;
+  std::vector<size_t> ends;
+};
+
+// `first` is x[0]'s index as the plan counts.
+Kept Gather(std::span<const float> x, const TensorPlan& plan, uint64_t first) {
+  constexpr uint64_t kGroup = 16;  // most groups have nothing to keep
+  Kept kept;
+  for (uint64_t from = 0; from < x.size(); from += kGroup) {
+    const uint64_t to = std::min<uint64_t>(from + kGroup, x.size());
+    if (MostBits(x.data() + from, to - from) >= plan.threshold) {
+      for (uint64_t i = from; i < to; ++i) {
+        const uint32_t bits = std::bit_cast<uint32_t>(x[i]) & 0x7FFFFFFF;
+        if (bits < plan.threshold) continue;
+        if (bits == plan.threshold && first + i >= plan.ties_end) continue;
+        kept.places.push_back(static_cast<uint16_t>(i % kTileElements));
+        kept.values.push_back(x[i]);
+      }
+    }
+    if (to % kTileElements == 0 || to == x.size()) kept.ends.push_back(kept.values.size());
+  }
+  return kept;
+}
+
+uint64_t TilesOf(uint64_t n) { return (n + kTileElements - 1) / kTileElements; }
+
+// A payload as it lies: read in place where a part is contiguous, else from a copy.
+class Reader {
+ public:
+  explicit Reader(const PiecedBytes& payload) : cursor_(payload) {}
+  // The next n bytes; null where fewer are left. Good until the next call.
+  const uint8_t* Take(size_t n) {
+    const ByteSpan here = cursor_.Contiguous();
+    if (here.size() >= n) {
+      cursor_.Skip(n);
+      return here.data();
+    }
+    copy_.resize(n);
+    return cursor_.Read(copy_.data(), n) ? copy_.data() : nullptr;
+  }
+  void Skip(size_t n) { cursor_.Skip(n); }
+
+ private:
+  ByteCursor cursor_;
+  std::vector<uint8_t> copy_;
+};
+
+class TopKCodec final : public Codec {
+ public:
+  TopKCodec(double fraction, SparseValues values) : fraction_(fraction), values_(values) {
+    capabilities_ = {.id = CodecId::kTopK,
+                     .name = "topk",
+                     .linear = false,
+                     .unbiased = false,
+                     .needs_error_feedback = true,
+                     .deterministic = true,
+                     .minimum_elements = kSmallTensorElements};
+  }
+  const Capabilities& capabilities() const override { return capabilities_; }
+  uint32_t parameter() const override { return static_cast<uint32_t>(values_); }
+  bool fixed_rate() const override { return false; }
+  uint64_t MaxSegmentElements() const override { return kMaxSparseTiles * kTileElements; }
+  uint64_t EncodedBytes(uint64_t n) const override {
+    if (n == 0) return 0;
+    const uint64_t tile = std::min(n, kTileElements);
+    return ScaleBytes() + TilesOf(n) * (4 + kBitmapBytes + ValueBytes(values_, tile));
+  }
+
+  absl::StatusOr<TensorPlan> Plan(std::span<const float> x) const override {
+    RETURN_IF_ERROR(Check(x));
+    const double wished = std::round(fraction_ * static_cast<double>(x.size()));
+    const auto k =
+        static_cast<uint64_t>(std::clamp(wished, 1.0, static_cast<double>(x.size() + 1)));
+    return x.empty() ? TensorPlan{} : SelectLargest(x, std::min<uint64_t>(k, x.size()));
+  }
+
+  absl::Status Encode(std::span<const float> x, const EncodeContext& context,
+                      std::vector<uint8_t>* out, std::span<float> residual) const override;
+  absl::Status Validate(const PiecedBytes& payload, uint64_t n, double bound) const override;
+  void Fold(const PiecedBytes& payload, uint64_t begin, uint64_t count, const GridFold& grid,
+            int64_t* acc) const override;
+  void Decode(const PiecedBytes& payload, std::span<float> out) const override;
+
+ private:
+  size_t ScaleBytes() const { return values_ >= SparseValues::kInt8 ? 4 : 0; }
+  absl::Status Check(std::span<const float> x) const {
+    const uint32_t limit =
+        values_ == SparseValues::kFloat16 ? 0x477FF000 : kInt8FirstOverflow;  // 65520; 2^127
+    if (MaxMagnitudeOf(x.data(), x.size()) < limit) return absl::OkStatus();
+    return RefuseElement(capabilities_.name, x, limit);
+  }
+  float Scale(const std::vector<float>& kept) const;
+  void AppendTile(const Kept& kept, size_t tile, uint32_t length, float scale,
+                  std::vector<uint8_t>* out, std::span<float> residual) const;
+  void AppendValues(std::span<const float> kept, float scale, std::vector<uint8_t>* out) const;
+  absl::Status CheckValues(const uint8_t* p, size_t count, float scale, double bound) const;
+  float Value(const uint8_t* p, size_t j, float scale) const;
+  void FoldValues(const uint8_t* p, std::span<const uint16_t> places, float scale,
+                  const FoldArgs& args, int64_t* acc) const;
+  size_t DataBytes(const TileEntry& entry) const {
+    return entry.index_bytes + ValueBytes(values_, entry.count);
+  }
+  absl::StatusOr<float> CheckScale(const uint8_t* p, double bound) const;
+  absl::Status CheckTile(const TileEntry& entry, const uint8_t* p, uint32_t length, float scale,
+                         double bound, uint16_t* places) const;
+
+  const double fraction_;
+  const SparseValues values_;
+  Capabilities capabilities_;
+};
+
+float TopKCodec::Scale(const std::vector<float>& kept) const {
+  if (values_ == SparseValues::kTernary) return MeanMagnitude(kept.data(), kept.size());
+  return ScaleFor(std::bit_cast<float>(MaxMagnitudeOf(kept.data(), kept.size())), 127.0f);
+}
+
+// The j-th of a tile's values, rounded to binary32: what a residual is taken against.
+float TopKCodec::Value(const uint8_t* p, size_t j, float scale) const {
+  switch (values_) {
+    case SparseValues::kFloat32:
+      return LoadLe<float>(p + 4 * j);
+    case SparseValues::kFloat16:
+      return HalfToFloat(LoadLe<uint16_t>(p + 2 * j));
+    case SparseValues::kInt8:
+      return static_cast<float>(static_cast<int8_t>(p[j])) * scale;
+    default:
+      return (p[j / 8] >> j % 8 & 1) != 0 ? -scale : scale;
+  }
+}
+
+void TopKCodec::AppendValues(std::span<const float> kept, float scale,
+                             std::vector<uint8_t>* out) const {
+  const size_t at = out->size();
+  out->resize(at + ValueBytes(values_, kept.size()));
+  uint8_t* p = out->data() + at;
+  for (size_t j = 0; j < kept.size(); ++j) {
+    const float v = kept[j];
+    switch (values_) {
+      case SparseValues::kFloat32:
+        StoreLe(v, p + 4 * j);
+        break;
+      case SparseValues::kFloat16:
+        StoreLe(FloatToHalf(v), p + 2 * j);
+        break;
+      case SparseValues::kInt8:
+        p[j] = static_cast<uint8_t>(RoundNearestEven(static_cast<double>(v / scale)));
+        break;
+      case SparseValues::kTernary:
+        p[j / 8] |= static_cast<uint8_t>((v < 0 ? 1 : 0) << j % 8);
+    }
+  }
+}
+
+absl::Status TopKCodec::Encode(std::span<const float> x, const EncodeContext& context,
+                               std::vector<uint8_t>* out, std::span<float> residual) const {
+  TensorPlan plan;
+  uint64_t first = context.first;
+  if (context.plan != nullptr) {
+    RETURN_IF_ERROR(Check(x));
+    plan = *context.plan;
+  } else {
+    ASSIGN_OR_RETURN(plan, Plan(x));
+    first = 0;
+  }
+  if (x.size() > MaxSegmentElements()) {
+    return absl::InvalidArgumentError(absl::StrCat("topk: ", x.size(), " elements; a segment has ",
+                                                   MaxSegmentElements(), " at most"));
+  }
+  if (x.empty()) return absl::OkStatus();
+  const Kept kept = Gather(x, plan, first);
+  const float scale = Scale(kept.values);
+  if (ScaleBytes() > 0) {
+    out->resize(out->size() + sizeof scale);
+    StoreLe(scale, out->data() + out->size() - sizeof scale);
+  }
+  if (!residual.empty() && residual.data() != x.data()) {
+    std::copy(x.begin(), x.end(), residual.begin());
+  }
+  for (size_t tile = 0; tile < kept.ends.size(); ++tile) {
+    const uint64_t at = tile * kTileElements;
+    const uint64_t length = std::min<uint64_t>(kTileElements, x.size() - at);
+    AppendTile(kept, tile, static_cast<uint32_t>(length), scale, out,
+               residual.empty() ? residual : residual.subspan(at, length));
+  }
+  return absl::OkStatus();
+}
+
+// One tile's entry, places and values; what is left of the kept values goes to `residual`.
+void TopKCodec::AppendTile(const Kept& kept, size_t tile, uint32_t length, float scale,
+                           std::vector<uint8_t>* out, std::span<float> residual) const {
+  const size_t from = tile == 0 ? 0 : kept.ends[tile - 1];
+  const size_t count = kept.ends[tile] - from;
+  const auto places = std::span(kept.places).subspan(from, count);
+  const auto values = std::span(kept.values).subspan(from, count);
+  const size_t entry_at = out->size();
+  out->resize(entry_at + 4);
+  const TileEntry entry = AppendIndices(places, length, out);
+  StoreLe(entry.Word(), out->data() + entry_at);
+  const size_t values_at = out->size();
+  AppendValues(values, scale, out);
+  if (residual.empty()) return;
+  for (size_t j = 0; j < count; ++j) {
+    residual[places[j]] = values[j] - Value(out->data() + values_at, j, scale);
+  }
+}
+
+absl::Status TopKCodec::CheckValues(const uint8_t* p, size_t count, float scale,
+                                    double bound) const {
+  if (values_ >= SparseValues::kInt8) {
+    if (values_ == SparseValues::kTernary && count % 8 != 0 && p[count / 8] >> count % 8 != 0) {
+      return absl::InvalidArgumentError("bits are set after the last sign; the payload is damaged");
+    }
+    return absl::OkStatus();  // the scale was checked
+  }
+  for (size_t j = 0; j < count; ++j) {
+    const bool half = values_ == SparseValues::kFloat16;
+    const uint32_t bits =
+        half ? LoadLe<uint16_t>(p + 2 * j) & 0x7FFF : LoadLe<uint32_t>(p + 4 * j) & 0x7FFFFFFF;
+    if (bits > (half ? 0x7BFFu : 0x7F7FFFFFu)) {
+      return absl::DataLossError(absl::StrCat("value ", j, " is infinite or not a number"));
+    }
+    const float value = Value(p, j, scale);
+    if (!(std::abs(static_cast<double>(value)) <= bound)) {
+      return absl::OutOfRangeError(
+          absl::StrCat("value ", j, " is ", value, ", beyond the bound ", bound));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<float> TopKCodec::CheckScale(const uint8_t* p, double bound) const {
+  const auto scale = LoadLe<float>(p);
+  const std::string where = absl::StrCat("topk payload: the scale is ", scale);
+  if (!std::isfinite(scale)) return absl::DataLossError(absl::StrCat(where, ", not finite"));
+  if (std::signbit(scale)) {
+    return absl::InvalidArgumentError(absl::StrCat(where, ", negative; scales are 0 or more"));
+  }
+  const double largest = static_cast<double>(scale) * (values_ == SparseValues::kInt8 ? 128 : 1);
+  if (largest <= bound) return scale;
+  return absl::OutOfRangeError(
+      absl::StrCat(where, ": elements up to ", largest, " are beyond the bound ", bound));
+}
+
+absl::Status TopKCodec::CheckTile(const TileEntry& entry, const uint8_t* p, uint32_t length,
+                                  float scale, double bound, uint16_t* places) const {
+  RETURN_IF_ERROR(CheckIndices(entry, p, length, places));
+  return CheckValues(p + entry.index_bytes, entry.count, scale, bound);
+}
+
+absl::Status TopKCodec::Validate(const PiecedBytes& payload, uint64_t n, double bound) const {
+  const auto wrong = [&](absl::string_view what) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "topk payload: ", payload.size(), " bytes do not hold ", n, " elements: ", what,
+        "; the payload is cut short, too long, or of another codec"));
+  };
+  if (n > MaxSegmentElements()) return wrong("more than a segment may have");
+  if (n == 0) return payload.size() == 0 ? absl::OkStatus() : wrong("none take no byte");
+  Reader reader(payload);
+  uint64_t used = ScaleBytes();
+  float scale = 0;
+  if (ScaleBytes() > 0) {
+    const uint8_t* p = reader.Take(4);
+    if (p == nullptr) return wrong("the scale is missing");
+    ASSIGN_OR_RETURN(scale, CheckScale(p, bound));
+  }
+  std::vector<uint16_t> places(kTileElements);
+  for (uint64_t tile = 0; tile < TilesOf(n); ++tile) {
+    const uint8_t* word = reader.Take(4);
+    if (word == nullptr) return wrong(absl::StrCat("tile ", tile, " is missing"));
+    const TileEntry entry = TileEntry::FromWord(LoadLe<uint32_t>(word));
+    used += 4 + DataBytes(entry);
+    if (entry.count == 0) continue;
+    const auto length =
+        static_cast<uint32_t>(std::min<uint64_t>(kTileElements, n - tile * kTileElements));
+    if (entry.count > length || entry.index_bytes > (length + 7) / 8) {
+      return wrong(absl::StrCat("tile ", tile, " claims ", entry.count, " values in ",
+                                entry.index_bytes, " bytes of places"));
+    }
+    const uint8_t* p = reader.Take(DataBytes(entry));
+    if (p == nullptr) return wrong(absl::StrCat("tile ", tile, " is cut"));
+    RETURN_IF_ERROR(Annotate(CheckTile(entry, p, length, scale, bound, places.data()),
+                             absl::StrCat("topk payload, tile ", tile)));
+  }
+  return used == payload.size() ? absl::OkStatus() : wrong("bytes are left over");
+}
+
+void TopKCodec::FoldValues(const uint8_t* p, std::span<const uint16_t> places, float scale,
+                           const FoldArgs& args, int64_t* acc) const {
+  if (values_ == SparseValues::kTernary) {
+    int64_t term[2] = {0, 0};
+    FoldOne(static_cast<double>(scale), args, &term[0]);
+    FoldOne(-static_cast<double>(scale), args, &term[1]);
+    for (size_t j = 0; j < places.size(); ++j) {
+      auto& sum = acc[places[j]];
+      sum = static_cast<int64_t>(static_cast<uint64_t>(sum) +
+                                 static_cast<uint64_t>(term[p[j / 8] >> j % 8 & 1]));
+    }
+    return;
+  }
+  FoldArgs scaled = args;
+  if (values_ == SparseValues::kInt8) {
+    scaled.scale *= static_cast<double>(scale);  // exact: the scale has 24 bits
+    for (size_t j = 0; j < places.size(); ++j) {
+      FoldOne(static_cast<int8_t>(p[j]), scaled, acc + places[j]);
+    }
+    return;
+  }
+  for (size_t j = 0; j < places.size(); ++j) {
+    FoldOne(static_cast<double>(Value(p, j, scale)), scaled, acc + places[j]);
+  }
+}
+
+void TopKCodec::Fold(const PiecedBytes& payload, uint64_t begin, uint64_t count,
+                     const GridFold& grid, int64_t* acc) const {
+  Reader reader(payload);
+  const float scale = ScaleBytes() > 0 && count > 0 ? LoadLe<float>(reader.Take(4)) : 0;
+  FoldArgs args;
+  args.scale = std::ldexp(1.0, grid.fraction_bits);
+  args.weight = static_cast<uint64_t>(grid.weight);
+  const uint64_t first = begin / kTileElements;
+  uint16_t places[kTileElements];
+  for (uint64_t tile = 0; tile < TilesOf(begin + count); ++tile) {
+    const TileEntry entry = TileEntry::FromWord(LoadLe<uint32_t>(reader.Take(4)));
+    if (tile < first || entry.count == 0) {
+      reader.Skip(DataBytes(entry));
+      continue;
+    }
+    const uint8_t* p = reader.Take(DataBytes(entry));
+    ReadIndices(entry, p, places);
+    const uint64_t done = (tile - first) * kTileElements;
+    size_t end = entry.count;  // those beyond `count` are not asked for
+    while (end > 0 && done + places[end - 1] >= count) --end;
+    FoldValues(p + entry.index_bytes, std::span(places).first(end), scale, args, acc + done);
+  }
+}
+
+void TopKCodec::Decode(const PiecedBytes& payload, std::span<float> out) const {
+  std::fill(out.begin(), out.end(), 0.0f);
+  if (out.empty()) return;
+  Reader reader(payload);
+  const float scale = ScaleBytes() > 0 ? LoadLe<float>(reader.Take(4)) : 0;
+  uint16_t places[kTileElements];
+  for (uint64_t tile = 0; tile < TilesOf(out.size()); ++tile) {
+    const TileEntry entry = TileEntry::FromWord(LoadLe<uint32_t>(reader.Take(4)));
+    if (entry.count == 0) continue;
+    const uint8_t* p = reader.Take(DataBytes(entry));
+    ReadIndices(entry, p, places);
+    for (size_t j = 0; j < entry.count; ++j) {
+      out[tile * kTileElements + places[j]] = Value(p + entry.index_bytes, j, scale);
+    }
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<const Codec> MakeTopK(double fraction, SparseValues values) {
+  return std::make_shared<TopKCodec>(fraction, values);
+}
+
+}  // namespace tributary::compression

@@ -1,0 +1,165 @@
+// Error feedback as bookkeeping: nothing is lost over many rounds, across restarts, and where
+// rounds are lost.
+#include "client/internal/residuals.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <unistd.h>
+#include <cmath>
+
+#include <filesystem>
+#include <fstream>
+
+#include "base/philox.h"
+#include "client/internal/encode.h"
+#include "compression/policy.h"
+
+namespace tributary::client::internal {
+namespace {
+
+using ::testing::HasSubstr;
+
+class File {
+ public:
+  File() : path_(::testing::TempDir() + "residuals_test_" + std::to_string(getpid())) {}
+  ~File() { std::filesystem::remove(path_); }
+  const std::string& path() const { return path_; }
+
+ private:
+  const std::string path_;
+};
+
+std::vector<float> Carried(const ResidualStore& store, size_t n) {
+  std::vector<float> zero(n, 0.0f);
+  store.AddTo(0, zero);
+  return zero;
+}
+
+// Multiples of 2^-20 below 1: every sum here is exact in binary32.
+std::vector<float> GridUpdate(PhiloxStream* random, size_t n) {
+  std::vector<float> x(n);
+  for (float& v : x) {
+    v = std::ldexp(static_cast<float>(static_cast<int>(random->NextBelow(8192)) - 4096), -20);
+  }
+  return x;
+}
+
+// Sum of what was sent + residual = sum of the updates of the rounds that counted, to the bit.
+void ExpectConservation(const std::string& spec) {
+  const auto policy = compression::CodecPolicy::Parse(spec);
+  ASSERT_TRUE(policy.ok()) << policy.status();
+  const compression::TensorCodec& chosen = (*policy)->For("w", 4096, 2);
+  ASSERT_TRUE(chosen.error_feedback);
+  constexpr size_t kElements = 4096;
+  PhiloxStream random(12);
+  ResidualStore store;
+  std::vector<double> updates(kElements), sent(kElements);
+  std::vector<float> decoded(kElements);
+  int lost = 0;
+  for (uint32_t round = 1; round <= 1000; ++round) {
+    std::vector<float> delta = GridUpdate(&random, kElements);
+    const std::vector<float> update = delta;
+    store.Begin(round, 1);
+    store.AddTo(0, delta);
+    std::vector<uint8_t> payload;
+    ASSERT_TRUE(
+        chosen.codec->Encode(delta, {.round = round}, &payload, store.Pending(0, kElements)).ok());
+    if (random.NextBelow(10) < 3) {
+      ++lost;
+      store.Rollback(round);
+      continue;
+    }
+    store.Commit(round);
+    chosen.codec->Decode(PiecedBytes(ByteSpan(payload)), decoded);
+    for (size_t i = 0; i < kElements; ++i) {
+      updates[i] += static_cast<double>(update[i]);
+      sent[i] += static_cast<double>(decoded[i]);
+    }
+  }
+  EXPECT_GT(lost, 200);
+  const std::vector<float> residual = Carried(store, kElements);
+  for (size_t i = 0; i < kElements; ++i) {
+    ASSERT_EQ(sent[i] + static_cast<double>(residual[i]), updates[i]) << spec << " " << i;
+  }
+}
+
+TEST(Conservation, OverAThousandRoundsOfWhichThirtyPercentAreLostNothingIsMissing) {
+  ExpectConservation("topk(0.01)");
+  ExpectConservation("sign(mode=vote, step=2^-9) | ef");
+  ExpectConservation("hq(bits=4, step=2^-10)");
+  ExpectConservation("randk(0.05, scaled=no)");
+}
+
+TEST(ResidualFile, GivesANewLifeWhatTheOldOneCommittedAndLeftPending) {
+  const File file;
+  {
+    ResidualStore store(file.path());
+    EXPECT_EQ(store.Bind("run", "layout"), "");
+    store.Begin(7, 1);
+    store.Pending(0, 2)[0] = 0.5f;
+    store.Commit(7);
+    store.Begin(8, 1);
+    store.Pending(0, 2)[1] = 0.25f;
+    ASSERT_TRUE(store.Save().ok());
+  }
+  for (const bool included : {true, false}) {
+    ResidualStore store(file.path());
+    EXPECT_EQ(store.Bind("run", "layout"), "");
+    ASSERT_TRUE(store.pending());
+    EXPECT_EQ(store.pending_round(), 8u);
+    included ? store.Commit(8) : store.Rollback(8);
+    EXPECT_EQ(Carried(store, 2),
+              included ? (std::vector<float>{0, 0.25f}) : (std::vector<float>{0.5f, 0}));
+  }
+}
+
+TEST(ResidualFile, OfAnotherLayoutOrRunIsDroppedAndSaysSo) {
+  const File file;
+  ResidualStore old(file.path());
+  EXPECT_EQ(old.Bind("run", "layout"), "");
+  old.Begin(1, 1);
+  old.Pending(0, 1)[0] = 1;
+  old.Commit(1);
+  ASSERT_TRUE(old.Save().ok());
+  for (const auto& [run, layout] : {std::pair{"run", "other"}, {"run2", "layout"}}) {
+    ResidualStore store(file.path());
+    EXPECT_THAT(store.Bind(run, layout), HasSubstr("starts again from zero"));
+    EXPECT_EQ(Carried(store, 1), std::vector<float>{0});
+  }
+  EXPECT_THAT(old.Bind("run", "other"), HasSubstr("another run or model layout"));
+  EXPECT_EQ(Carried(old, 1), std::vector<float>{0});
+  EXPECT_EQ(old.Bind("run", "other"), "") << "said once";
+}
+
+TEST(ResidualFile, ThatIsDamagedAnywhereIsDroppedAndSaysSo) {
+  const File file;
+  ResidualStore store(file.path());
+  store.Bind("run", "layout");
+  store.Begin(1, 1);
+  store.Pending(0, 3)[0] = 1;
+  store.Commit(1);
+  ASSERT_TRUE(store.Save().ok());
+  std::ifstream in(file.path(), std::ios::binary);
+  const std::string good((std::istreambuf_iterator<char>(in)), {});
+  for (size_t at = 0; at < good.size(); ++at) {
+    for (const bool cut : {false, true}) {
+      std::string bad = good;
+      bad[at] = static_cast<char>(bad[at] ^ 0x40);
+      if (cut) bad = good.substr(0, at);
+      std::ofstream(file.path(), std::ios::binary | std::ios::trunc) << bad;
+      ResidualStore reader(file.path());
+      EXPECT_THAT(reader.Bind("run", "layout"), HasSubstr("is damaged")) << at;
+      EXPECT_EQ(Carried(reader, 3), std::vector<float>(3, 0));
+    }
+  }
+}
+
+TEST(ResidualFile, ThatCannotBeWrittenIsAnErrorWithItsName) {
+  ResidualStore store("/nowhere/at/all");
+  store.Bind("run", "layout");
+  EXPECT_THAT(std::string(store.Save().message()), HasSubstr("/nowhere/at/all"));
+}
+
+}  // namespace
+}  // namespace tributary::client::internal

@@ -1,0 +1,299 @@
+// What payloads stand for, by arithmetic of the tests' own on the text of docs/wire-format.md, and
+// how far that may be from what was encoded.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "base/philox.h"
+#include "codec_testing.h"
+#include "gtest/gtest.h"
+
+#include <lz4.h>
+#include <zstd.h>
+
+namespace tributary::compression {
+namespace {
+
+// Reads a payload bit by bit.
+class Bits {
+ public:
+  explicit Bits(std::span<const uint8_t> bytes) : bytes_(bytes) {}
+  uint64_t Bit() {
+    const uint64_t bit = bytes_[at_ / 8] >> at_ % 8 & 1;
+    ++at_;
+    return bit;
+  }
+  uint64_t Take(int n) {
+    uint64_t value = 0;
+    for (int b = 0; b < n; ++b) value |= Bit() << b;
+    return value;
+  }
+  void ToByte() { at_ = (at_ + 7) / 8 * 8; }
+  size_t byte() const { return at_ / 8; }
+  void Seek(size_t byte) { at_ = 8 * byte; }
+
+ private:
+  const std::span<const uint8_t> bytes_;
+  size_t at_ = 0;
+};
+
+// A binary float of `m` mantissa and `e` exponent bits, by the definition.
+double Number(uint64_t bits, int e, int m) {
+  const int exponent = static_cast<int>(bits >> m) & ((1 << e) - 1);
+  const auto mantissa = static_cast<double>(bits & ((uint64_t{1} << m) - 1));
+  const int bias = (1 << (e - 1)) - 1;
+  const double magnitude = exponent == 0
+                               ? std::ldexp(mantissa, 1 - bias - m)
+                               : std::ldexp(mantissa + std::ldexp(1.0, m), exponent - bias - m);
+  return (bits >> (e + m)) != 0 ? -magnitude : magnitude;
+}
+
+double Signed(uint64_t code, int bits) {
+  const auto value = static_cast<double>(code);
+  return code >> (bits - 1) != 0 ? value - std::ldexp(1.0, bits) : value;
+}
+
+// The number after "key=" in the spec, or `usual`; "2^-12" is 12.
+int Option(const CodecCase& c, const std::string& key, int usual) {
+  const size_t at = c.spec.find(key + "=");
+  if (at == std::string::npos) return usual;
+  const std::string value = c.spec.substr(at + key.size() + 1);
+  return std::stoi(value.rfind("2^-", 0) == 0 ? value.substr(3) : value);
+}
+
+std::vector<double> BlockValues(const CodecCase& c, std::span<const uint8_t> payload, uint64_t n) {
+  const std::string name = c.name();
+  const bool mx = name.rfind("mx", 0) == 0;
+  const bool shared = name == "hq" || c.has("vote");
+  const bool e5m2 = c.has("e5m2");
+  Bits bits(payload);
+  std::vector<double> values;
+  double scale = shared ? std::ldexp(1.0, -Option(c, "step", 12)) : 0;
+  for (uint64_t i = 0; i < n; ++i) {
+    if (i % c.block == 0) {
+      bits.ToByte();
+      if (mx) scale = std::ldexp(1.0, static_cast<int>(bits.Take(8)) - 127);
+      if (!mx && !shared) scale = Number(bits.Take(32), 8, 23);
+    }
+    if (name == "int8") values.push_back(scale * Signed(bits.Take(8), 8));
+    if (name == "int4") values.push_back(scale * Signed(bits.Take(4), 4));
+    if (name == "int2") values.push_back(scale * Signed(bits.Take(2), 2));
+    if (name == "sign") values.push_back(bits.Bit() != 0 ? -scale : scale);
+    if (name == "fp8" || name == "mxfp8") {
+      values.push_back(scale * (e5m2 ? Number(bits.Take(8), 5, 2) : Number(bits.Take(8), 4, 3)));
+    }
+    if (name == "mxfp4") values.push_back(scale * Number(bits.Take(4), 2, 1));
+    if (name == "mxint8") values.push_back(scale * Signed(bits.Take(8), 8) / 64);
+    if (name == "hq") {
+      const int width = Option(c, "bits", 8);
+      values.push_back(scale * Signed(bits.Take(width), width));
+    }
+  }
+  bits.ToByte();
+  EXPECT_EQ(bits.byte(), payload.size());
+  return values;
+}
+
+std::vector<uint64_t> TilePlaces(Bits* bits, uint64_t word, uint64_t length) {
+  const uint64_t count = (word & 0x7FFF) + 1, bytes = word >> 15 & 0x1FFF, tag = word >> 28;
+  const size_t start = bits->byte();
+  std::vector<uint64_t> places;
+  if (tag == 15) {
+    for (uint64_t i = 0; i < length; ++i) {
+      if (bits->Bit() != 0) places.push_back(i);
+    }
+  } else {
+    std::vector<uint64_t> quotients(count);
+    for (uint64_t& q : quotients) {
+      while (bits->Bit() == 0) ++q;
+    }
+    bits->ToByte();
+    uint64_t next = 0;
+    for (const uint64_t q : quotients) {
+      places.push_back(next + (q << tag) + bits->Take(static_cast<int>(tag)));
+      next = places.back() + 1;
+    }
+  }
+  bits->ToByte();
+  EXPECT_EQ(bits->byte(), start + bytes);
+  EXPECT_EQ(places.size(), count);
+  return places;
+}
+
+std::vector<double> TopKValues(const CodecCase& c, std::span<const uint8_t> payload, uint64_t n) {
+  std::vector<double> values(n);
+  if (n == 0) return values;
+  Bits bits(payload);
+  const bool int8 = c.has("int8"), ternary = c.has("ternary"), half = c.has("fp16");
+  const double scale = int8 || ternary ? Number(bits.Take(32), 8, 23) : 0;
+  for (uint64_t from = 0; from < n; from += kTileElements) {
+    const uint64_t word = bits.Take(32);
+    if (word == 0) continue;
+    for (const uint64_t place : TilePlaces(&bits, word, std::min(kTileElements, n - from))) {
+      double& v = values.at(from + place);
+      if (int8) {
+        v = scale * Signed(bits.Take(8), 8);
+      } else if (ternary) {
+        v = bits.Bit() != 0 ? -scale : scale;
+      } else {
+        v = half ? Number(bits.Take(16), 5, 10) : Number(bits.Take(32), 8, 23);
+      }
+    }
+    bits.ToByte();
+  }
+  EXPECT_EQ(bits.byte(), payload.size());
+  return values;
+}
+
+std::vector<double> RandKValues(const CodecCase& c, std::span<const uint8_t> payload, uint64_t n) {
+  std::vector<double> values(n);
+  if (n == 0) return values;
+  Bits bits(payload);
+  const uint64_t key = bits.Take(64), stride = c.has("0.5") ? 2 : 100;
+  for (uint64_t tile = 0; tile * kTileElements < n; ++tile) {
+    const uint64_t length = std::min(kTileElements, n - tile * kTileElements);
+    for (uint64_t j = 0; j * stride < length; ++j) {
+      const PhiloxBlock words =
+          Philox4x32(key, {static_cast<uint32_t>(j / 4), static_cast<uint32_t>(tile), 0, 0});
+      const uint64_t place = j * stride + (words[j % 4] * stride >> 32);
+      const double v = c.has("fp16") ? Number(bits.Take(16), 5, 10) : Number(bits.Take(32), 8, 23);
+      if (place < length) {
+        values[tile * kTileElements + place] =
+            v * (c.has("scaled=no") ? 1 : static_cast<double>(stride));
+      }
+    }
+  }
+  EXPECT_EQ(bits.byte(), payload.size());
+  return values;
+}
+
+// Sylvester's matrix times v: distances 1, 2, 4, ... (the code under test goes the other way).
+void Transform(std::vector<int64_t>* v) {
+  for (size_t h = 1; h < v->size(); h *= 2) {
+    for (size_t i = 0; i < v->size(); ++i) {
+      if ((i & h) != 0) continue;
+      const int64_t a = (*v)[i], b = (*v)[i + h];
+      (*v)[i] = a + b;
+      (*v)[i + h] = a - b;
+    }
+  }
+}
+
+std::vector<double> EdenValues(const CodecCase& c, std::span<const uint8_t> payload, uint64_t n) {
+  static const std::vector<std::vector<int64_t>> levels = {
+      {1}, {38, 127}, {14, 44, 78, 125}, {6, 18, 30, 43, 58, 74, 95, 126}};
+  std::vector<double> values;
+  if (n == 0) return values;
+  const int width = Option(c, "bits", 4);
+  Bits bits(payload);
+  const uint64_t key = bits.Take(64);
+  for (uint64_t from = 0; from < n; from += c.block) {
+    const uint64_t length = std::min(c.block, n - from);
+    const uint64_t size =
+        length == c.block ? length : std::max<uint64_t>(16, std::bit_ceil(length));
+    const double scale = Number(bits.Take(32), 8, 23);
+    std::vector<int64_t> codes(size);
+    for (int64_t& code : codes) code = static_cast<int64_t>(bits.Take(width == 3 ? 2 : width));
+    if (width == 3) {
+      for (int64_t& code : codes) code += static_cast<int64_t>(bits.Bit() << 2);
+    }
+    const int64_t half = int64_t{1} << (width - 1);
+    for (int64_t& code : codes) {
+      const int64_t level = levels[width - 1][code % half];
+      code = code >= half ? -level : level;
+    }
+    Transform(&codes);
+    for (uint64_t i = 0; i < length; ++i) {
+      const uint64_t place = from + i;
+      const PhiloxBlock words = Philox4x32(key, {static_cast<uint32_t>(place / 128), 0, 0, 0});
+      const bool minus = words[place % 128 / 32] >> place % 32 & 1;
+      values.push_back(scale * static_cast<double>(minus ? -codes[i] : codes[i]));
+    }
+  }
+  EXPECT_EQ(bits.byte(), payload.size());
+  return values;
+}
+
+}  // namespace
+
+std::vector<double> ReferenceValues(const CodecCase& c, std::span<const uint8_t> payload,
+                                    uint64_t n) {
+  const std::string name = c.name();
+  if (c.has("|") && n > 0) {
+    std::vector<uint8_t> plain(Bits(payload.subspan(8)).Take(32));
+    const auto* from = reinterpret_cast<const char*>(payload.data()) + 12;
+    const size_t size = payload.size() - 12;
+    if (c.has("zstd")) {
+      EXPECT_EQ(ZSTD_decompress(plain.data(), plain.size(), from, size), plain.size());
+    } else {
+      EXPECT_EQ(LZ4_decompress_safe(from, reinterpret_cast<char*>(plain.data()),
+                                    static_cast<int>(size), static_cast<int>(plain.size())),
+                static_cast<int>(plain.size()));
+    }
+    return ReferenceValues({c.spec.substr(0, c.spec.find(" |")), c.block, c.stochastic}, plain, n);
+  }
+  if (name == "topk") return TopKValues(c, payload, n);
+  if (name == "randk") return RandKValues(c, payload, n);
+  if (name == "eden") return EdenValues(c, payload, n);
+  if (name != "fp32" && name != "fp16" && name != "bf16") return BlockValues(c, payload, n);
+  std::vector<double> values;
+  Bits bits(payload);
+  for (uint64_t i = 0; i < n; ++i) {
+    if (name == "fp32") values.push_back(Number(bits.Take(32), 8, 23));
+    if (name == "fp16") values.push_back(Number(bits.Take(16), 5, 10));
+    if (name == "bf16") values.push_back(Number(bits.Take(16), 8, 7));
+  }
+  EXPECT_EQ(bits.byte(), payload.size());
+  return values;
+}
+
+double AllowedError(const CodecCase& c, double x, double block_max) {
+  const std::string name = c.name();
+  const double magnitude = std::abs(x);
+  // Half a unit in the last place: relative where numbers are normal, absolute where subnormal.
+  if (name == "fp32") return 0;
+  if (name == "fp16") return std::max(magnitude * 0x1p-11, 0x1p-25);
+  if (name == "bf16") return std::max(magnitude * 0x1p-8, 0x1p-134);
+  // Of top-k and random k, what is not sent is lost whole; a scaled value stands for `stride`.
+  if (name == "topk") return c.has("ternary") ? magnitude + 4096 : magnitude;
+  if (name == "randk") return std::max(magnitude, 0x1p-25);
+  // A rotation spreads errors over the block: by the triangle inequality, with room.
+  if (name == "eden") return 3 * std::sqrt(static_cast<double>(c.block)) * block_max;
+  if (name == "hq" || c.has("vote")) {
+    const double step = std::ldexp(1.0, -Option(c, "step", 12));
+    const double most = step * (c.has("vote") ? 1 : Option(c, "bits", 8) == 4 ? 7 : 127);
+    return c.has("vote") ? magnitude + step : std::max(magnitude - most, step);
+  }
+  if (name == "sign") return magnitude + block_max;
+  if (block_max == 0) return 0;
+  if (name == "mxint8" || name == "mxfp4" || name == "mxfp8") {
+    // Mantissa bits, the exponent of the largest power of two, and of the smallest number.
+    const bool e5m2 = c.has("e5m2");
+    const int mantissa = name == "mxint8" ? 6 : name == "mxfp4" ? 1 : e5m2 ? 2 : 3;
+    const int most = name == "mxint8" ? 0 : name == "mxfp4" ? 2 : e5m2 ? 15 : 8;
+    const int least = name == "mxint8" ? -6 : name == "mxfp4" ? -1 : e5m2 ? -16 : -9;
+    const int scale = std::max(std::ilogb(block_max) - most, -127);
+    // Half a unit in the last place; and the top of the block's binade is cut off at the largest
+    // code.
+    const double half =
+        std::max(magnitude * std::ldexp(1.0, -1 - mantissa), std::ldexp(1.0, scale + least - 1));
+    const double top = std::ldexp(1.0, std::ilogb(block_max));
+    const double cut = name == "mxint8" ? top * 0x1p-6 : magnitude >= top ? magnitude / 4 : 0;
+    return std::max(half, cut);
+  }
+  const double levels = name == "int8"   ? 127
+                        : name == "int4" ? 7
+                        : name == "int2" ? 1
+                        : c.has("e5m2")  ? 57344
+                                         : 448;
+  // The scale is max/levels or up to two roundings more; stochastic rounding moves by less than one
+  // unit.
+  const double scale = block_max / levels * (1 + 0x1p-22) + 0x1p-149;
+  if (name == "fp8") {
+    const double smallest = scale * (c.has("e5m2") ? 0x1p-17 : 0x1p-10) * 1.001;
+    return std::max(magnitude * (c.has("e5m2") ? 0x1p-3 : 0x1p-4) * 1.001, smallest) + 0x1p-149;
+  }
+  return scale * (c.stochastic ? 1 + 0x1p-16 : 0.5 + 0x1p-16);
+}
+
+}  // namespace tributary::compression

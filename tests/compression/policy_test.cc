@@ -1,0 +1,128 @@
+// Chains, rules for tensors, and why some chains are refused.
+#include "compression/policy.h"
+
+#include "codec_testing.h"
+#include "compression/internal/scalar.h"
+#include "compression/internal/stage.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tributary::compression {
+namespace {
+
+using testing::HasSubstr;
+
+std::shared_ptr<const CodecPolicy> Policy(const std::string& spec) {
+  auto policy = CodecPolicy::Parse(spec);
+  EXPECT_TRUE(policy.ok()) << policy.status();
+  return *policy;
+}
+
+std::string NameFor(const CodecPolicy& policy, const std::string& tensor, uint64_t elements,
+                    size_t dimensions) {
+  return policy.For(tensor, elements, dimensions).codec->capabilities().name;
+}
+
+TEST(CodecPolicy, KeepsSmallAndOneDimensionalTensorsInFp32UnlessTold) {
+  const auto usual = Policy("int4");
+  EXPECT_EQ(NameFor(*usual, "w", 4096, 2), "int4");
+  EXPECT_EQ(NameFor(*usual, "w", 4095, 2), "fp32");
+  EXPECT_EQ(NameFor(*usual, "bias", 1 << 20, 1), "fp32");
+  EXPECT_EQ(NameFor(*usual, "scalar", 1, 0), "fp32");
+  const auto told = Policy("int4; small = fp16");
+  EXPECT_EQ(NameFor(*told, "w", 4095, 2), "fp16");
+  EXPECT_EQ(NameFor(*told, "bias", 1 << 20, 1), "fp16");
+  EXPECT_EQ(NameFor(*told, "w", 4096, 2), "int4");
+  // Codecs of a byte and more take every tensor, unless a rule says otherwise.
+  EXPECT_EQ(NameFor(*Policy("int8"), "bias", 3, 1), "int8");
+  EXPECT_EQ(NameFor(*Policy("int8; small=fp32"), "bias", 3, 1), "fp32");
+}
+
+TEST(CodecPolicy, TakesTheFirstRuleWhosePatternIsTheTensorsName) {
+  const auto policy = Policy(
+      "topk(0.01, values=ternary) | zstd; head.* = fp16; *.weight = int8(block=64) | ef;"
+      "small = bf16");
+  EXPECT_EQ(NameFor(*policy, "head.weight", 1 << 20, 2), "fp16");
+  EXPECT_EQ(NameFor(*policy, "fc1.weight", 10, 2), "int8");
+  EXPECT_TRUE(policy->For("fc1.weight", 10, 2).error_feedback);
+  EXPECT_EQ(NameFor(*policy, "conv", 1 << 20, 4), "zstd");
+  EXPECT_TRUE(policy->For("conv", 1 << 20, 4).error_feedback) << "topk's need";
+  EXPECT_EQ(NameFor(*policy, "fc1.bias", 10, 1), "bf16");
+  EXPECT_FALSE(policy->For("fc1.bias", 10, 1).error_feedback);
+  EXPECT_TRUE(policy->error_feedback());
+  EXPECT_FALSE(Policy("int8 | zstd")->error_feedback());
+}
+
+TEST(CodecPolicy, RefusesImpossibleChainsWithTheReason) {
+  const std::pair<const char*, const char*> rows[] = {{"int8 | int4", "quantise twice"},
+                                                      {"eden | topk(0.1)", "rotation"},
+                                                      {"topk(0.1) | eden", "rotation"},
+                                                      {"topk(0.1) | int8", "values=int8"},
+                                                      {"fp32 | ef", "loses nothing"},
+                                                      {"randk(0.1) | ef", "diverges"},
+                                                      {"ef | int8", "comes after a codec"},
+                                                      {"int8 | ef | ef", "given twice"},
+                                                      {"int8 | ef21", "at the server"},
+                                                      {"int8 | zstd | lz4", "one of zstd and lz4"},
+                                                      {"int8 | gzip", "is not a stage"},
+                                                      {"int8 | zstd(level=30)", "level=30"},
+                                                      {"int8 | lz4(level=1)", "not a parameter"},
+                                                      {"zstd", "not a codec for float tensors"},
+                                                      {"int8; small", "pattern = codec"},
+                                                      {"int8; = fp32", "pattern = codec"},
+                                                      {"int8; int8(block=64)", "pattern = codec"},
+                                                      {"int8; small = fp64", "fp64"}};
+  for (const auto& [spec, why] : rows) {
+    const auto policy = CodecPolicy::Parse(spec);
+    EXPECT_EQ(policy.status().code(), absl::StatusCode::kInvalidArgument) << spec;
+    EXPECT_THAT(std::string(policy.status().message()), HasSubstr(why)) << spec;
+  }
+}
+
+TEST(Stage, IsKeptOnlyWhereItWins) {
+  const auto codec = Make("fp32 | zstd");
+  std::vector<float> zeros(10000), noise = RandomFloats(3, 10000);
+  std::vector<uint8_t> out;
+  auto form = codec->EncodeSegment(zeros, {}, &out, {});
+  ASSERT_TRUE(form.ok()) << form.status();
+  EXPECT_EQ(form->id, CodecId::kZstd);
+  EXPECT_LT(out.size(), 100u);
+  for (float& v : noise) v = v * 1.2345f;
+  out.clear();
+  form = Make("int8 | lz4")->EncodeSegment(noise, {}, &out, {});
+  ASSERT_TRUE(form.ok()) << form.status();
+  EXPECT_EQ(form->id, CodecId::kInt8);
+  EXPECT_EQ(form->parameter, 128u);
+  EXPECT_EQ(out, Encode(*Make("int8"), noise, {}));
+}
+
+// A payload that claims `plain` bytes within, of a codec.
+std::vector<uint8_t> Claim(uint16_t codec, uint32_t plain, std::vector<uint8_t> body) {
+  std::vector<uint8_t> payload(kStageHeadBytes);
+  StoreLe(codec, payload.data());
+  StoreLe(plain, payload.data() + 8);
+  payload.insert(payload.end(), body.begin(), body.end());
+  return payload;
+}
+
+TEST(Stage, RefusesBombsNestingAndDamageBeforeItAllocates) {
+  for (const char* spec : {"fp32 | zstd", "fp32 | lz4"}) {
+    const auto codec = Make(spec);
+    const auto verdict = [&](const std::vector<uint8_t>& payload) {
+      return std::string(codec->Validate(PiecedBytes(ByteSpan(payload)), 4, 4096).message());
+    };
+    EXPECT_THAT(verdict(Claim(2, 0xFFFFFFFF, {0, 1, 2, 3})), HasSubstr("over the limits"));
+    EXPECT_THAT(verdict(Claim(2, 1 << 20, {0, 1, 2, 3})), HasSubstr("over the limits"));
+    EXPECT_THAT(verdict(Claim(2, 16, {9, 9, 9, 9})), HasSubstr("do not decompress"));
+    EXPECT_THAT(verdict(Claim(17, 16, {0, 1, 2, 3})), HasSubstr("stage within a stage"));
+    EXPECT_THAT(verdict(Claim(18, 16, {0, 1, 2, 3})), HasSubstr("stage within a stage"));
+    EXPECT_THAT(verdict(Claim(99, 16, {0, 1, 2, 3})), HasSubstr("segment codec 99"));
+    std::vector<uint8_t> good = Encode(*codec, std::vector<float>{1, 2, 3, 4});
+    EXPECT_EQ(verdict(good), "");
+    good[2] = 1;
+    EXPECT_THAT(verdict(good), HasSubstr("bytes 2 and 3"));
+  }
+}
+
+}  // namespace
+}  // namespace tributary::compression

@@ -1,0 +1,42 @@
+#!/usr/bin/python3
+"""Writes the fuzz targets' first corpus from the golden files: make_corpus.py GOLDEN_DIR CORPUS_DIR."""
+
+import pathlib
+import struct
+import sys
+
+# Golden file -> codec number and parameter, as in docs/wire-format.md.
+FORMS = {
+    "fp32": (2, 0), "fp16": (3, 0), "bf16": (4, 0), "int8_stochastic_128": (5, 128), "int8_nearest_16": (5, 16),
+    "int4_stochastic_128": (6, 128), "int4_nearest_16": (6, 16), "int2_stochastic_64": (7, 64), "sign_128": (8, 128),
+    "sign_vote_6": (8, 0x80000006), "topk_fp32": (9, 0), "topk_fp16": (9, 1), "topk_int8": (9, 2),
+    "topk_ternary": (9, 3), "fp8_e4m3_128": (10, 128), "fp8_e5m2_64": (10, 64 | 1 << 16), "mxfp8_e4m3": (11, 0),
+    "mxfp8_e5m2": (11, 1), "mxfp4": (12, 0), "mxint8": (13, 0), "randk_fp32_10": (14, 10),
+    "randk_fp16_50_unscaled": (14, 50 | 1 << 16 | 1 << 31), "eden_1": (15, 1024 | 1 << 16),
+    "eden_2_64": (15, 64 | 2 << 16), "eden_3": (15, 256 | 3 << 16), "eden_4": (15, 1024 | 4 << 16),
+    "hq_8_12": (16, 8 | 12 << 8), "hq_4_8_nearest": (16, 4 | 8 << 8)}
+
+
+def segment(tensor, codec, parameter, first, count, payload):
+    return struct.pack("<IHHIIQQ", tensor, codec, 1, parameter, len(payload), first, count) + payload
+
+
+def main():
+    golden, corpus = map(pathlib.Path, sys.argv[1:])
+    for folder in ("codec", "update", "chunk"):
+        (corpus / folder).mkdir(parents=True, exist_ok=True)
+    zeros = segment(0, 7, 128, 0, 33000, bytes(33000 // 128 * 36 + 4 + (33000 % 128 * 2 + 7) // 8))
+    ints = segment(1, 1, 0, 0, 3, struct.pack("<3q", 1, -2, 3))
+    for name, (codec, parameter) in FORMS.items():
+        payload = (golden / "codecs" / f"{name}.bin").read_bytes()
+        for cut in (0, 11):
+            (corpus / "codec" / f"{name}.{cut}").write_bytes(
+                struct.pack("<HHII", codec, cut, parameter, 600) + payload)
+        (corpus / "update" / name).write_bytes(zeros + ints + segment(2, codec, parameter, 0, 600, payload))
+    widths = bytes([3, 0, 64])
+    (corpus / "chunk" / "small").write_bytes(widths + bytes(range(192)) + bytes(64 * 64))
+    (corpus / "chunk" / "zeros").write_bytes(bytes(3))
+
+
+if __name__ == "__main__":
+    main()
