@@ -20,16 +20,16 @@ namespace {
 constexpr uint64_t kInlineModelBytes = 64 * 1024;
 constexpr absl::Duration kSweepEvery = absl::Seconds(1);
 
-int FoldWorkers(const LimitsConfig& limits) {
-  if (limits.fold_workers > 0) return static_cast<int>(limits.fold_workers);
-  return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-}
-
 std::shared_ptr<v1::SessionResponse> NewResponse() {
   return std::make_shared<v1::SessionResponse>();
 }
 
 }  // namespace
+
+int FoldWorkers(const LimitsConfig& limits) {
+  if (limits.fold_workers > 0) return static_cast<int>(limits.fold_workers);
+  return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+}
 
 Collector::Collector(EventLoop* loop, const LimitsConfig& limits, Callbacks callbacks)
     : loop_(loop),

@@ -54,6 +54,8 @@ struct CollectedRound {
   double seconds = 0;  // start to close
 };
 
+int FoldWorkers(const LimitsConfig& limits);  // [limits] fold_workers, or one a core
+
 class Collector final : public FrontDoorHandler, public TierHandler {
  public:
   struct Callbacks {

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "aggregation/optimizer.h"
 #include "base/status.h"
 #include "base/toml_reader.h"
 #include "compression/codec.h"
@@ -133,10 +134,44 @@ void ReadRun(TomlReader& toml, RunConfig* r) {
   ReadIn(toml, "run", "max_failed_rounds", &r->max_failed_rounds, 1, 1e9);
 }
 
+// A key that the chosen optimizer or schedule does not look at is a mistake of the writer's.
+void RequireUse(TomlReader& toml, const std::string& key, const std::string& of,
+                const std::vector<std::string>& users) {
+  if (!toml.Has("aggregation", key)) return;
+  toml.Require(std::find(users.begin(), users.end(), of) != users.end(), "aggregation", key,
+               absl::StrCat("[aggregation] ", key, " does nothing with \"", of, "\", only with ",
+                            absl::StrJoin(users, ", "), ": remove it"));
+}
+
+void ReadOptimizer(TomlReader& toml, AggregationConfig* a) {
+  ReadOneOf(toml, "aggregation", "optimizer", &a->optimizer, aggregation::ServerOptimizerNames());
+  const bool adaptive = a->optimizer != "fedavg" && a->optimizer != "fedavgm";
+  if (adaptive) a->server_learning_rate = 0.1;
+  ReadIn(toml, "aggregation", "server_learning_rate", &a->server_learning_rate, 1e-9, 1e9);
+  constexpr double kBelowOne = 1 - 1e-9;
+  ReadIn(toml, "aggregation", "server_momentum", &a->server_momentum, 0, kBelowOne);
+  ReadIn(toml, "aggregation", "server_beta1", &a->server_beta1, 0, kBelowOne);
+  ReadIn(toml, "aggregation", "server_beta2", &a->server_beta2, 0, kBelowOne);
+  ReadIn(toml, "aggregation", "server_tau", &a->server_tau, 1e-12, 1e9);
+  ReadOneOf(toml, "aggregation", "server_schedule", &a->server_schedule,
+            aggregation::ScheduleKinds());
+  const bool cosine = a->server_schedule == "cosine";
+  if (cosine) a->server_schedule_factor = 0;
+  ReadIn(toml, "aggregation", "server_schedule_rounds", &a->server_schedule_rounds, 1, 1e9);
+  ReadIn(toml, "aggregation", "server_schedule_factor", &a->server_schedule_factor,
+         cosine ? 0 : 1e-9, 1);
+  ReadIn(toml, "aggregation", "server_warmup_rounds", &a->server_warmup_rounds, 0, 1e9);
+  RequireUse(toml, "server_momentum", a->optimizer, {"fedavgm"});
+  RequireUse(toml, "server_beta1", a->optimizer, {"fedadagrad", "fedadam", "fedyogi"});
+  RequireUse(toml, "server_beta2", a->optimizer, {"fedadam", "fedyogi"});
+  RequireUse(toml, "server_tau", a->optimizer, {"fedadagrad", "fedadam", "fedyogi"});
+  RequireUse(toml, "server_schedule_rounds", a->server_schedule, {"step", "cosine"});
+  RequireUse(toml, "server_schedule_factor", a->server_schedule, {"step", "exponential", "cosine"});
+}
+
 void ReadAggregation(TomlReader& toml, AggregationConfig* a) {
   ReadOneOf(toml, "aggregation", "rule", &a->rule, {"mean"});
-  ReadOneOf(toml, "aggregation", "optimizer", &a->optimizer, {"fedavg"});
-  ReadIn(toml, "aggregation", "server_learning_rate", &a->server_learning_rate, 1e-9, 1e9);
+  ReadOptimizer(toml, a);
   ReadOneOf(toml, "aggregation", "partial_sum", &a->partial_sum, {"exact"});
   ReadIn(toml, "aggregation", "fraction_bits", &a->fraction_bits, 20, 44);
   double bound = 0;

@@ -64,10 +64,18 @@ struct RunConfig {   // [run]
   uint32_t max_failed_rounds = 5;  // in a row, then exit 1
 };
 
-struct AggregationConfig {    // [aggregation]
-  std::string rule = "mean";  // the only one now
-  std::string optimizer = "fedavg";
-  double server_learning_rate = 1;
+struct AggregationConfig {                   // [aggregation]
+  std::string rule = "mean";                 // the only one now
+  std::string optimizer = "fedavg";          // one of aggregation::ServerOptimizerNames()
+  double server_learning_rate = 1;           // default with fedadagrad, fedadam and fedyogi: 0.1
+  double server_momentum = 0.9;              // fedavgm
+  double server_beta1 = 0.9;                 // the adaptive three
+  double server_beta2 = 0.99;                // fedadam, fedyogi
+  double server_tau = 1e-3;                  // the adaptive three
+  std::string server_schedule = "constant";  // one of aggregation::ScheduleKinds()
+  uint64_t server_schedule_rounds = 0;       // step, cosine; 0: [run] rounds
+  double server_schedule_factor = 0.5;       // step, exponential; default with cosine: 0
+  uint64_t server_warmup_rounds = 0;
   std::string partial_sum = "exact";    // the only one now
   int fraction_bits = 30;               // 20..44
   std::optional<double> bound;          // C; default: the largest that the proof allows

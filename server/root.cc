@@ -18,6 +18,8 @@ namespace tributary::server {
 namespace {
 
 constexpr absl::Duration kWaitingLogEvery = absl::Seconds(10);
+// Protobuf messages end at 2 GiB; some of it is for the rest of the state.
+constexpr uint64_t kMostStateBytes = 2'000'000'000;
 
 aggregation::Policy PolicyNamed(const std::string& name) {
   if (name == "sum") return aggregation::Policy::kSum;
@@ -64,9 +66,6 @@ class Root final : public NodeBase {
     std::string note;
     ASSIGN_OR_RETURN(grid_, aggregation::ProveGrid(request, &note));
     if (!note.empty()) spdlog::warn("{}", note);
-    ASSIGN_OR_RETURN(optimizer_,
-                     aggregation::MakeServerOptimizer(c_.aggregation.optimizer,
-                                                      c_.aggregation.server_learning_rate));
     ASSIGN_OR_RETURN(store_, CheckpointStore::Open({.directory = c_.checkpoint.directory,
                                                     .run = c_.run->name,
                                                     .keep = c_.checkpoint.keep}));
@@ -89,11 +88,35 @@ class Root final : public NodeBase {
                                               : models::ReadSafetensors(c_.run->model);
     RETURN_IF_ERROR(model.status());
     ASSIGN_OR_RETURN(auto layout, WithPolicies(model->layout, c_.aggregation.policies));
+    RETURN_IF_ERROR(MakeOptimizer(layout));
     model_ = ModelVersion::Make(0, std::move(layout), std::move(model->bytes));
     spdlog::info("run \"{}\" starts: model \"{}\", {} tensors, {} elements, SHA-256 {}",
                  c_.run->name, c_.run->model, model_->layout->tensors().size(),
                  model_->layout->elements(), absl::BytesToHexString(model_->sha256));
     return absl::OkStatus();
+  }
+
+  absl::Status MakeOptimizer(std::shared_ptr<const aggregation::ModelLayout> layout) {
+    const AggregationConfig& a = c_.aggregation;
+    const uint64_t rounds = a.server_schedule_rounds;
+    ASSIGN_OR_RETURN(optimizer_, aggregation::MakeServerOptimizer(
+                                     {.name = a.optimizer,
+                                      .schedule = {.rate = a.server_learning_rate,
+                                                   .kind = a.server_schedule,
+                                                   .rounds = rounds > 0 ? rounds : c_.run->rounds,
+                                                   .factor = a.server_schedule_factor,
+                                                   .warmup = a.server_warmup_rounds},
+                                      .momentum = a.server_momentum,
+                                      .beta1 = a.server_beta1,
+                                      .beta2 = a.server_beta2,
+                                      .tau = a.server_tau,
+                                      .threads = FoldWorkers(c_.limits)},
+                                     std::move(layout)));
+    if (optimizer_->state_bytes() <= kMostStateBytes) return absl::OkStatus();
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the moments of [aggregation] optimizer = \"", a.optimizer, "\" have ",
+        optimizer_->state_bytes(), " bytes for this model, a checkpoint's state holds ",
+        kMostStateBytes, "; take fedavg, or a smaller model"));
   }
 
   absl::Status Resume(Checkpoint checkpoint) {
@@ -104,6 +127,7 @@ class Root final : public NodeBase {
                        " has seed ", state.seed(), ", the config ", c_.run->seed,
                        "; give the run another name, or its seed back"));
     }
+    RETURN_IF_ERROR(MakeOptimizer(checkpoint.model.layout));
     RETURN_IF_ERROR(optimizer_->Restore({state.optimizer().begin(), state.optimizer().end()}));
     model_ = ModelVersion::Make(state.version(), checkpoint.model.layout,
                                 std::move(checkpoint.model.bytes));
@@ -276,7 +300,9 @@ class Root final : public NodeBase {
     Applied out;
     const absl::Duration start = clock_.Monotonic();
     std::vector<uint8_t> next(model_->bytes.size());
-    out.status = optimizer_->Apply(*collector_->sum(), grid_, result.weight, model_->bytes, next);
+    out.status = optimizer_->Apply(
+        {.sum = *collector_->sum(), .grid = grid_, .weight = result.weight, .round = spec.round()},
+        model_->bytes, next);
     if (!out.status.ok()) return out;
     out.model = ModelVersion::Make(spec.round(), model_->layout, std::move(next));
     const absl::Duration applied = clock_.Monotonic();
@@ -313,6 +339,7 @@ class Root final : public NodeBase {
     }
     failed_in_a_row_ = 0;
     round_ = spec_.round();
+    optimizer_->Commit();
     model_ = out.model;
     report_.committed = true;
     report_.collected.phases.apply = out.apply;
