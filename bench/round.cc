@@ -224,7 +224,7 @@ class RealRun {
         StartNode("global", "",
                   absl::StrFormat(
                       "[run]\nname = \"bench\"\nrounds = %d\nmodel = \"%s\"\nevaluate_every = 0\n\n"
-                      "[cohort]\nminimum = %d\n\n[straggler]\ndeadline_s = "
+                      "[cohort]\nminimum = %d\n\n[straggler]\ndeadline = \"fixed\"\ndeadline_s = "
                       "1800\n\n[compression]\ncodec = \"%s\"\n\n"
                       "[aggregation]\nmax_round_weight = 16777216\n\n[checkpoint]\ndirectory = "
                       "\"%s\"\nkeep = 1\n",

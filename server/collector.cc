@@ -4,6 +4,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_join.h"
@@ -132,12 +133,14 @@ void Collector::Join(std::shared_ptr<Session> session) {
     }
   }
   Child& child = children_[join.id()];
+  const uint64_t owes = child.epoch == join.epoch() ? child.owes : 0;
   child = {.session = session,
            .aggregator = join.role() == v1::AGGREGATOR,
            .epoch = join.epoch(),
            .examples = join.examples(),
            .clients = join.clients(),
-           .held_sha256 = join.held_sha256()};
+           .held_sha256 = join.held_sha256(),
+           .owes = owes};
   spdlog::debug("\"{}\" joined from {} ({})", join.id(), session->peer(), join.software());
   Welcome(join.id(), child);
 }
@@ -149,8 +152,9 @@ void Collector::Welcome(const std::string& id, Child& child) {
   *joined->mutable_layout() = layout_->ToProto();
   joined->set_layout_hash(layout_->hash());
   joined->set_heartbeat_ms(static_cast<uint64_t>(limits_.session_timeout_s * 1000 / 3));
-  joined->set_committed_round(last_round_);
-  if (last_round_ > 0) {
+  // How a round ended is not said to who may still be counted for it.
+  joined->set_committed_round(child.owes > 0 ? std::min(last_round_, child.owes - 1) : last_round_);
+  if (last_round_ > 0 && child.owes == 0) {
     v1::Outcome* outcome = joined->mutable_last_outcome();
     outcome->set_round(last_round_);
     outcome->set_committed(true);
@@ -170,8 +174,9 @@ void Collector::Welcome(const std::string& id, Child& child) {
     return;
   }
   if (machine_ != nullptr) {
-    Act(machine_->Joined({.id = id, .aggregator = child.aggregator, .epoch = child.epoch},
-                         loop_->Now()));
+    if (spec_.kind() == v1::TRAIN || child.owes == 0) {
+      Act(machine_->Joined(MemberOf(id, child), loop_->Now()));
+    }
   }
   callbacks_.members_changed();
 }
@@ -270,6 +275,7 @@ absl::Status Collector::Begin(const v1::RoundSpec& spec, const aggregation::Grid
     pool_.Target(sum_.get());
   }
   spec_ = spec;
+  if (train) stragglers_.BeginRound(&spec_);
   grid_ = grid;
   model_ = std::move(model);
   shelf_.Put(model_);
@@ -277,7 +283,7 @@ absl::Status Collector::Begin(const v1::RoundSpec& spec, const aggregation::Grid
   bytes_ = {};
   closed_reported_ = false;
   started_ = last_task_ = loop_->Now();
-  deadline_ = started_ + absl::Milliseconds(spec.deadline_ms());
+  deadline_ = started_ + absl::Milliseconds(spec_.deadline_ms());
   first_upload_ = last_upload_ = first_partial_ = last_partial_ = absl::ZeroDuration();
   busy_at_start_ = pool_.busy_seconds();
   if (door_ != nullptr) {
@@ -285,26 +291,79 @@ absl::Status Collector::Begin(const v1::RoundSpec& spec, const aggregation::Grid
     download_nanos_at_start_ = door_->counters().download_nanos;
     download_bytes_at_start_ = door_->counters().download_bytes;
   }
-  aggregation::RoundPlan plan;
-  plan.round = spec.round();
-  plan.seed = spec.seed();
-  plan.cohort_fraction = train ? spec.cohort_fraction() : 1;
-  plan.quorum = spec.quorum();
-  plan.minimum = minimum;
-  plan.maximum = train ? spec.maximum() : 0;
-  plan.deadline = absl::Milliseconds(spec.deadline_ms());
+  if (train) SplitCohort();
+  aggregation::RoundPlan plan = PlanOf(spec_, minimum);
   plan.rejoin_grace = rejoin_grace;
-  plan.max_weight = spec.admit_weight() > 0 ? spec.admit_weight() : grid.max_weight;
-  plan.max_client_weight = spec.max_client_weight();
   machine_ = std::make_unique<aggregation::RoundMachine>(plan);
   std::vector<aggregation::RoundMachine::Member> members;
   for (const auto& [id, child] : children_) {
-    members.push_back({.id = id, .aggregator = child.aggregator, .epoch = child.epoch});
+    // Who still trains for a closed round is not called away from it to evaluate.
+    if (train || child.owes == 0) members.push_back(MemberOf(id, child));
   }
   std::sort(members.begin(), members.end(),
             [](const auto& a, const auto& b) { return a.id < b.id; });
   Act(machine_->Begin(members, loop_->Now()));
+  if (train) TakeHeld();
   return absl::OkStatus();
+}
+
+aggregation::RoundMachine::Member Collector::MemberOf(const std::string& id,
+                                                      const Child& child) const {
+  return {.id = id,
+          .aggregator = child.aggregator,
+          .epoch = child.epoch,
+          .preference = stragglers_.Preference(id),
+          .owes = child.owes};
+}
+
+aggregation::RoundPlan Collector::PlanOf(const v1::RoundSpec& spec, uint32_t minimum) const {
+  const bool train = spec.kind() == v1::TRAIN;
+  aggregation::RoundPlan plan;
+  plan.round = spec.round();
+  plan.seed = spec.seed();
+  plan.cohort_fraction = train ? spec.cohort_fraction() : 1;
+  if (train && spec.cohort_count() > 0) {
+    plan.cohort_count = shares_.at("").count;
+    plan.cohort_fraction = 0;  // a share of nothing is nobody
+  }
+  plan.target = train ? spec.target() : 0;
+  plan.quorum = spec.quorum();
+  plan.minimum = minimum;
+  plan.maximum = train ? spec.maximum() : 0;
+  plan.deadline = absl::Milliseconds(spec.deadline_ms());
+  plan.max_weight = spec.admit_weight() > 0 ? spec.admit_weight() : grid_.max_weight;
+  plan.max_client_weight = spec.max_client_weight();
+  if (train) {
+    plan.late = stragglers_.late();
+    plan.max_staleness = stragglers_.max_staleness();
+  }
+  return plan;
+}
+
+// The spec's count and target, split by the clients behind each child as they are now.
+void Collector::SplitCohort() {
+  shares_.clear();
+  std::vector<std::string> names = {""};
+  std::vector<uint64_t> sizes = {0};
+  std::map<std::string, uint64_t> aggregators;
+  for (const auto& [id, child] : children_) {
+    if (child.aggregator) {
+      aggregators[id] = child.clients;
+    } else {
+      ++sizes[0];
+    }
+  }
+  for (const auto& [id, clients] : aggregators) {
+    names.push_back(id);
+    sizes.push_back(clients);
+  }
+  const auto counts = aggregation::SplitCount(spec_.cohort_count(), sizes);
+  const auto targets = aggregation::SplitCount(spec_.target(), sizes);
+  for (size_t i = 0; i < names.size(); ++i) shares_[names[i]] = {counts[i], targets[i]};
+  // Where fewer are here than are wanted, those who still come are asked here.
+  if (!aggregators.empty() && sizes[0] == 0) return;
+  const uint64_t given = std::accumulate(counts.begin(), counts.end(), uint64_t{0});
+  shares_[""].count += spec_.cohort_count() - given;
 }
 
 void Collector::SendTask(const std::string& id) {
@@ -325,6 +384,13 @@ void Collector::SendTask(const std::string& id) {
     const uint64_t all = spec_.admit_weight() > 0 ? spec_.admit_weight() : grid_.max_weight;
     const auto share =
         static_cast<unsigned __int128>(all) * std::max<uint64_t>(child.examples, 1) / total;
+    // One that joined since has no share of a fixed count: it sits this round out.
+    const auto own = shares_.find(id);
+    if (spec_.cohort_count() > 0) {
+      task->mutable_spec()->set_cohort_count(own == shares_.end() ? 0 : own->second.count);
+      task->mutable_spec()->set_target(own == shares_.end() ? 0 : own->second.target);
+      task->mutable_spec()->set_cohort_fraction(0);
+    }
     task->mutable_spec()->set_admit_weight(
         std::max<uint64_t>(1, std::min<uint64_t>(all, static_cast<uint64_t>(share))));
     task->set_model_follows(!holds);
@@ -342,6 +408,7 @@ void Collector::SendTask(const std::string& id) {
   child.held_sha256 = model_->sha256;
   child.session->Send(std::move(response));
   last_task_ = loop_->Now();
+  stragglers_.TaskSent(id, last_task_);
 }
 
 void Collector::Act(const std::vector<Action>& actions) {
@@ -358,6 +425,10 @@ void Collector::Act(const std::vector<Action>& actions) {
         response.set_reason("round");
         response.set_message(
             absl::StrCat("round ", spec_.round(), " closed, or a newer attempt replaced this one"));
+        if (it->second.upload != nullptr && MayCarry(it->second.upload->header())) {
+          response.set_status(v1::UploadResponse::RETRY);
+          response.set_message("the round has closed; sent again, it may count in the next");
+        }
         if (it->second.upload != nullptr) it->second.upload->Reply(response);
         if (it->second.partial != nullptr) it->second.partial->Decide(false, nullptr);
         EndTicket(action.ticket);
@@ -411,6 +482,9 @@ void Collector::Close() {
     bytes_.model_to_clients += door_->counters().download_bytes - download_bytes_at_start_;
   }
   round.bytes = bytes_;
+  if (spec_.kind() == v1::TRAIN) {
+    round.wait = stragglers_.EndRound(*machine_, loop_->Now() - started_);
+  }
   callbacks_.closed(std::move(round));
 }
 
@@ -424,7 +498,7 @@ void Collector::CloseNow() {
 
 v1::Outcome Collector::OutcomeFor(const std::string& id) const {
   v1::Outcome outcome;
-  outcome.set_round(spec_.round());
+  outcome.set_round(machine_->RoundOf(id));
   switch (machine_->AnswerOf(id)) {
     case Answer::kAccepted:
       outcome.set_included(true);
@@ -448,6 +522,8 @@ void Collector::Finish(bool committed, bool included, const std::string& why_not
     for (auto& [id, child] : children_) {
       const Answer answer = machine_->AnswerOf(id);
       if (answer == Answer::kGone) continue;  // no part in it
+      child.owes = machine_->OwedRound(id);
+      if (child.owes > 0) continue;  // its part is not over
       v1::Outcome outcome = OutcomeFor(id);
       outcome.set_committed(committed);
       if (!included && outcome.included()) {

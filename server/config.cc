@@ -198,17 +198,45 @@ void ReadAggregation(TomlReader& toml, AggregationConfig* a) {
   }
 }
 
+void ReadCount(TomlReader& toml, CohortConfig* cohort) {
+  ReadIn(toml, "cohort", "count", &cohort->count, 0, 1e9);
+  ReadIn(toml, "cohort", "over_selection", &cohort->over_selection, 1, 10);
+  const bool counted = cohort->count > 0;
+  toml.Require(!counted || !toml.Has("cohort", "fraction"), "cohort", "fraction",
+               "[cohort] count and fraction exclude each other: remove one");
+  toml.Require(counted || !toml.Has("cohort", "over_selection"), "cohort", "over_selection",
+               "[cohort] over_selection does nothing without count: remove it, or give a count");
+  toml.Require(!counted || cohort->minimum <= cohort->count, "cohort", "minimum",
+               absl::StrCat("[cohort] minimum = ", cohort->minimum,
+                            " passes count = ", cohort->count, ": no round could succeed"));
+}
+
+void ReadStraggler(TomlReader& toml, const Config& config, StragglerConfig* s) {
+  ReadIn(toml, "straggler", "deadline_s", &s->deadline_s, 0.05, 1e7);
+  ReadOneOf(toml, "straggler", "deadline", &s->deadline, {"fixed", "adaptive"});
+  ReadIn(toml, "straggler", "deadline_floor_s", &s->deadline_floor_s, 0.05, 1e7);
+  ReadIn(toml, "straggler", "deadline_quantile", &s->deadline_quantile, 1e-3, 1);
+  ReadIn(toml, "straggler", "deadline_margin", &s->deadline_margin, 1, 100);
+  ReadIn(toml, "straggler", "participation", &s->participation, 0, 1);
+  ReadIn(toml, "straggler", "quorum", &s->quorum, 1e-9, 1);
+  ReadIn(toml, "straggler", "rejoin_grace_s", &s->rejoin_grace_s, 0, 1e6);
+  ReadOneOf(toml, "straggler", "late", &s->late, {"drop", "carry"});
+  ReadIn(toml, "straggler", "max_staleness", &s->max_staleness, 1, 1000);
+  toml.Require(s->late != "carry" || config.aggregation.fractional_weights, "straggler", "late",
+               "[straggler] late = \"carry\" weighs late updates in fractions of an example: set "
+               "[aggregation] fractional_weights = true");
+}
+
 void ReadRoundSections(TomlReader& toml, Config* c) {
   ReadIn(toml, "cohort", "minimum", &c->cohort.minimum, 1, 1e9);
   ReadIn(toml, "cohort", "maximum", &c->cohort.maximum, 0, 1e9);
   ReadIn(toml, "cohort", "fraction", &c->cohort.fraction, 1e-9, 1);
+  ReadCount(toml, &c->cohort);
   toml.Require(c->cohort.maximum == 0 || c->cohort.minimum <= c->cohort.maximum, "cohort",
                "minimum",
                absl::StrCat("[cohort] minimum = ", c->cohort.minimum,
                             " passes maximum = ", c->cohort.maximum, ": no round could succeed"));
-  ReadIn(toml, "straggler", "deadline_s", &c->straggler.deadline_s, 0.05, 1e7);
-  ReadIn(toml, "straggler", "quorum", &c->straggler.quorum, 1e-9, 1);
-  ReadIn(toml, "straggler", "rejoin_grace_s", &c->straggler.rejoin_grace_s, 0, 1e6);
+  ReadStraggler(toml, *c, &c->straggler);
   toml.Read("compression", "codec", &c->compression.codec);
   if (const auto codec = compression::MakeCodec(c->compression.codec); !codec.ok()) {
     toml.Complain("compression", "codec",

@@ -89,13 +89,22 @@ struct AggregationConfig {                   // [aggregation]
 struct CohortConfig {    // [cohort]
   uint32_t minimum = 1;  // clients present before a round starts, and accepted before it counts
   uint32_t maximum = 0;  // 0: no limit
-  double fraction = 1;   // (0, 1]
+  double fraction = 1;   // (0, 1]; not with `count`
+  uint64_t count = 0;    // clients wanted in a round; 0: `fraction` of them
+  double over_selection = 1.3;  // with `count`: so many times as many are asked; 1..10
 };
 
-struct StragglerConfig {  // [straggler]
-  double deadline_s = 600;
-  double quorum = 1;          // (0, 1]
-  double rejoin_grace_s = 5;  // a member that vanished is awaited this long
+struct StragglerConfig {              // [straggler]
+  double deadline_s = 600;            // the most
+  std::string deadline = "adaptive";  // or "fixed": deadline_s
+  double deadline_floor_s = 5;        // adaptive: the least
+  double deadline_quantile = 0.8;     // adaptive: of the members' completion times; (0, 1]
+  double deadline_margin = 2;         // adaptive: times that; 1..100
+  double participation = 0.75;        // adaptive: the share wanted in; [0, 1]
+  std::string late = "drop";          // or "carry"
+  uint32_t max_staleness = 4;         // carry: rounds late at most; 1..1000
+  double quorum = 1;                  // (0, 1]
+  double rejoin_grace_s = 5;          // a member that vanished is awaited this long
 };
 
 struct CompressionConfig {  // [compression]

@@ -218,11 +218,17 @@ class Root final : public NodeBase {
     *spec.mutable_grid() = grid_.ToProto();
     spec.set_codec(c_.compression.codec);
     spec.set_cohort_fraction(c_.cohort.fraction);
+    if (c_.cohort.count > 0) {
+      spec.set_cohort_count(aggregation::OverSelected(c_.cohort.count, c_.cohort.over_selection));
+      spec.set_target(c_.cohort.count);
+    }
+    *spec.mutable_stragglers() = StragglersProto(c_.straggler);
     spec.set_deadline_ms(static_cast<uint64_t>(c_.straggler.deadline_s * 1000));
     spec.set_minimum(c_.cohort.minimum);
     spec.set_maximum(c_.cohort.maximum);
     spec.set_quorum(c_.straggler.quorum);
-    spec.set_max_client_weight(c_.aggregation.max_client_weight);
+    // In units of the grid, as the updates' weights are.
+    spec.set_max_client_weight(c_.aggregation.max_client_weight << grid_.weight_fraction_bits);
     for (const auto& [name, value] : c_.training.values)
       (*spec.mutable_hyperparameters())[name] = value;
     return spec;
