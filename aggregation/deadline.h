@@ -1,6 +1,7 @@
 // How long a round may take, learnt from the rounds before.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <span>
@@ -47,5 +48,11 @@ class AdaptiveDeadline {
   absl::Duration last_ = absl::InfiniteDuration();  // what the last quantile gave, before limits
   double pace_ = 1;
 };
+
+// A child aggregator's deadline within its parent's: what is left, less the time that its
+// forwarding takes, but at least half.
+inline absl::Duration ChildDeadline(absl::Duration left, absl::Duration forwarding) {
+  return left - std::min(forwarding, left / 2);
+}
 
 }  // namespace tributary::aggregation

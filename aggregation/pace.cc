@@ -33,7 +33,7 @@ void PaceTracker::Observe(const std::string& id, PaceMetric metric, double value
   Member& member = members_[id];
   Values& values = member.values[static_cast<int>(metric)];
   values.push_back(static_cast<float>(value));
-  if (values.size() > options_.window) values.pop_front();
+  if (values.size() > options_.window) values.erase(values.begin());
   if (metric == PaceMetric::kRound) member.observed = true;
 }
 

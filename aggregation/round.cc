@@ -48,8 +48,11 @@ void RoundMachine::Enter(const Member& member, Actions* actions) {
   state.epoch = member.epoch;
   state.aggregator = member.aggregator;
   state.present = true;
+  state.settled = member.settled;
   StopGrace(*it);
-  if (state.in_cohort && EnterAgain(*it, newer, actions)) return;
+  if (state.in_cohort &&
+      EnterAgain(*it, newer || (state.owes != 0 && member.owes != state.owes), actions))
+    return;
   const bool carries = plan_.late == Late::kCarry && !member.aggregator && newer &&
                        member.owes != 0 && member.owes < plan_.round &&
                        plan_.round - member.owes <= plan_.max_staleness;
@@ -70,7 +73,8 @@ void RoundMachine::Enter(const Member& member, Actions* actions) {
   }
 }
 
-// False where it is to enter as if it had not been there.
+// `newer`: it has begun anew, and what it did or owed before is void. False where it is to enter as
+// if it had not been there.
 bool RoundMachine::EnterAgain(Entry& member, bool newer, Actions* actions) {
   State& state = member.second;
   if (IsIn(state.answer)) return true;
@@ -271,7 +275,7 @@ RoundResult RoundMachine::Result() const {
   result.weight = weight_;
   result.clients = accepted_clients_;
   for (const auto& [id, state] : members_) {
-    if (state.answer == Answer::kAccepted) result.children.push_back(id);
+    if (state.answer == Answer::kAccepted && state.owes == 0) result.children.push_back(id);
   }
   std::sort(result.children.begin(), result.children.end());
   result.contributors.reserve(claims_.size());
@@ -315,7 +319,8 @@ uint64_t RoundMachine::OwedRound(const std::string& id) const {
   // Without a session it may come back as somebody who has begun anew.
   if (!state.in_cohort || state.aggregator || !state.present) return 0;
   if (state.answer != Answer::kAwaited) return 0;
-  return state.owes != 0 ? state.owes : plan_.round;
+  if (state.owes != 0) return state.owes;
+  return state.settled ? plan_.round : 0;
 }
 
 }  // namespace tributary::aggregation

@@ -73,11 +73,13 @@ struct MemberTime {
 };
 
 struct RoundResult {
-  bool success = false;                      // accepted clients >= minimum
-  std::string why_not;                       // names the numbers
-  uint64_t weight = 0;                       // W
-  uint64_t clients = 0;                      // accepted, those behind partial sums among them
-  std::vector<std::string> children;         // direct members whose contribution is in, ascending
+  bool success = false;  // accepted clients >= minimum
+  std::string why_not;   // names the numbers
+  uint64_t weight = 0;   // W
+  uint64_t clients = 0;  // accepted, those behind partial sums among them
+  // Direct members whose contribution is in, ascending; but for carried ones, which are of another
+  // round: who asks how this one ended must not be told that.
+  std::vector<std::string> children;
   std::vector<std::string> contributors;     // client ids, ascending
   std::map<std::string, uint64_t> rejected;  // by reason, this node's own and those reported below
   uint64_t late = 0;
@@ -115,6 +117,9 @@ class RoundMachine {
     // late updates are carried it gets no task, is not awaited for the quorum (unless there is
     // nobody else), and may offer that update. A newer epoch owes nothing.
     uint64_t owes = 0;
+    // Its session began before the root announced this round: so it cannot have been counted for it
+    // anywhere else, in this life or a former one. Only then may what it is late with be carried.
+    bool settled = false;
   };
 
   explicit RoundMachine(const RoundPlan& plan) : plan_(plan) {}
@@ -198,6 +203,7 @@ class RoundMachine {
     bool aggregator = false;
     bool in_cohort = false;  // else only known, so that an offer gets the right reason
     bool present = false;    // has a session
+    bool settled = false;    // see Member
   };
   using Entry = std::pair<const std::string, State>;
   struct Attempt {  // admitted and not yet through the workers

@@ -133,14 +133,12 @@ void Collector::Join(std::shared_ptr<Session> session) {
     }
   }
   Child& child = children_[join.id()];
-  const uint64_t owes = child.epoch == join.epoch() ? child.owes : 0;
   child = {.session = session,
            .aggregator = join.role() == v1::AGGREGATOR,
            .epoch = join.epoch(),
            .examples = join.examples(),
            .clients = join.clients(),
-           .held_sha256 = join.held_sha256(),
-           .owes = owes};
+           .held_sha256 = join.held_sha256()};
   spdlog::debug("\"{}\" joined from {} ({})", join.id(), session->peer(), join.software());
   Welcome(join.id(), child);
 }
@@ -152,9 +150,8 @@ void Collector::Welcome(const std::string& id, Child& child) {
   *joined->mutable_layout() = layout_->ToProto();
   joined->set_layout_hash(layout_->hash());
   joined->set_heartbeat_ms(static_cast<uint64_t>(limits_.session_timeout_s * 1000 / 3));
-  // How a round ended is not said to who may still be counted for it.
-  joined->set_committed_round(child.owes > 0 ? std::min(last_round_, child.owes - 1) : last_round_);
-  if (last_round_ > 0 && child.owes == 0) {
+  joined->set_committed_round(last_round_);
+  if (last_round_ > 0) {
     v1::Outcome* outcome = joined->mutable_last_outcome();
     outcome->set_round(last_round_);
     outcome->set_committed(true);
@@ -174,9 +171,7 @@ void Collector::Welcome(const std::string& id, Child& child) {
     return;
   }
   if (machine_ != nullptr) {
-    if (spec_.kind() == v1::TRAIN || child.owes == 0) {
-      Act(machine_->Joined(MemberOf(id, child), loop_->Now()));
-    }
+    Act(machine_->Joined(MemberOf(id, child), loop_->Now()));
   }
   callbacks_.members_changed();
 }
@@ -262,6 +257,10 @@ void Collector::StopAll(v1::Stop::Kind kind, const std::string& reason, uint64_t
 
 // ---- The round
 
+void Collector::SettleAll() {
+  for (auto& [id, child] : children_) child.settled = true;
+}
+
 absl::Status Collector::Begin(const v1::RoundSpec& spec, const aggregation::Grid& grid,
                               uint32_t minimum, absl::Duration rejoin_grace,
                               std::shared_ptr<const ModelVersion> model) {
@@ -313,7 +312,8 @@ aggregation::RoundMachine::Member Collector::MemberOf(const std::string& id,
           .aggregator = child.aggregator,
           .epoch = child.epoch,
           .preference = stragglers_.Preference(id),
-          .owes = child.owes};
+          .owes = child.owes,
+          .settled = child.settled};
 }
 
 aggregation::RoundPlan Collector::PlanOf(const v1::RoundSpec& spec, uint32_t minimum) const {
@@ -483,6 +483,7 @@ void Collector::Close() {
   }
   round.bytes = bytes_;
   if (spec_.kind() == v1::TRAIN) {
+    for (auto& [id, child] : children_) child.closed_round = spec_.round();
     round.wait = stragglers_.EndRound(*machine_, loop_->Now() - started_);
   }
   callbacks_.closed(std::move(round));
@@ -522,6 +523,9 @@ void Collector::Finish(bool committed, bool included, const std::string& why_not
     for (auto& [id, child] : children_) {
       const Answer answer = machine_->AnswerOf(id);
       if (answer == Answer::kGone) continue;  // no part in it
+      // The parent has our sum of this round in its model, so it announces the next one after all
+      // who were here then.
+      if (included && child.closed_round == spec_.round()) child.settled = true;
       child.owes = machine_->OwedRound(id);
       if (child.owes > 0) continue;  // its part is not over
       v1::Outcome outcome = OutcomeFor(id);

@@ -85,6 +85,8 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   };
   Census Count() const;
 
+  // The root: all who are here were here before the round that it will announce next.
+  void SettleAll();
   // Begins a round (none may be running). `spec.deadline_ms` is this node's own; children get what
   // is left.
   absl::Status Begin(const v1::RoundSpec& spec, const aggregation::Grid& grid, uint32_t minimum,
@@ -126,7 +128,11 @@ class Collector final : public FrontDoorHandler, public TierHandler {
     uint64_t examples = 0;
     uint64_t clients = 0;
     std::string held_sha256;
-    uint64_t owes = 0;  // the closed round whose update it may still carry into the next; 0: none
+    // The closed round whose update it may still carry into the next; 0: none. Of this session
+    // only: who was away may have been counted elsewhere.
+    uint64_t owes = 0;
+    uint64_t closed_round = 0;  // the last round that was closed while this session was there
+    bool settled = false;       // see RoundMachine::Member
   };
   // What a ticket of the machine stands for: an upload or a partial sum.
   struct Ticket {
