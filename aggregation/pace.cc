@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -37,9 +38,12 @@ void PaceTracker::Observe(const std::string& id, PaceMetric metric, double value
   if (metric == PaceMetric::kRound) member.observed = true;
 }
 
-void PaceTracker::Missed(const std::string& id, double seconds) {
+void PaceTracker::Missed(const std::string& id, double seconds, bool at_deadline) {
   const auto median = Quantile(id, PaceMetric::kRound, 0.5);
-  if (!median.has_value() || seconds > *median) Observe(id, PaceMetric::kRound, seconds);
+  if (at_deadline || !median.has_value() || seconds > *median) {
+    Observe(id, PaceMetric::kRound, seconds);
+  }
+  if (at_deadline) members_[id].missed = true;
 }
 
 void PaceTracker::Forget(const std::string& id) { members_.erase(id); }
@@ -86,8 +90,10 @@ bool PaceTracker::Judge(Member& member, double now, double peers) {
   const auto above = [now](double reference, double times) {
     return reference > 0 && now > times * reference;
   };
-  const bool slow = above(past, options_.enter_own) || above(peers, options_.enter_peers);
-  const bool healthy = !above(past, options_.leave_own) && !above(peers, options_.leave_peers);
+  const bool missed = std::exchange(member.missed, false);
+  const bool slow = missed || above(past, options_.enter_own) || above(peers, options_.enter_peers);
+  const bool healthy =
+      !missed && !above(past, options_.leave_own) && !above(peers, options_.leave_peers);
   member.slow_rounds = slow ? member.slow_rounds + 1 : 0;
   member.healthy_rounds = healthy ? member.healthy_rounds + 1 : 0;
   if (!member.degraded && member.slow_rounds >= options_.enter_rounds) {

@@ -48,7 +48,9 @@ class PaceTracker {
   void Observe(const std::string& id, PaceMetric metric, double value);
   // It was awaited for so long and had not answered: a lower bound, which counts as its round time
   // where it is more than its median is.
-  void Missed(const std::string& id, double seconds);
+  // `at_deadline`: its peers' deadline is past, so it is slow in this round whatever the bound
+  // says; else the round closed early, and nobody knows.
+  void Missed(const std::string& id, double seconds, bool at_deadline);
   // Judges all who were observed since the last call, by kRound. Changes in the order of ids.
   std::vector<PaceChange> EndRound();
   void Forget(const std::string& id);
@@ -67,6 +69,7 @@ class PaceTracker {
   struct Member {
     std::array<Values, kPaceMetrics> values;
     bool observed = false;  // in this round
+    bool missed = false;    // its deadline, in this round
     bool degraded = false;
     double past = 0;  // its own median when it was degraded: its slow rounds must not become normal
     uint32_t slow_rounds = 0;

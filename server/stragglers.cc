@@ -103,7 +103,7 @@ WaitReport Stragglers::EndRound(const aggregation::RoundMachine& machine, absl::
       ++report.unanswered;
       // Where the round closed early nobody knows how much longer it would have taken.
       times.push_back(by_deadline ? absl::InfiniteDuration() : elapsed);
-      pace_.Missed(member.id, absl::ToDoubleSeconds(elapsed));
+      pace_.Missed(member.id, absl::ToDoubleSeconds(elapsed), by_deadline);
     }
   }
   if (result.closed_by != ClosedBy::kTold) adaptive_.Observe(times);

@@ -88,6 +88,14 @@ int main(int argc, char** argv) {
     code = ListCodecs();
   });
 
+  SimulateOptions simulate;
+  auto* simulate_command = app.add_subcommand(
+      "simulate", "rounds in virtual time: production policies, modelled clients and network");
+  simulate_command->add_option("file", simulate.file, "the model (configs/simulate.toml)")
+      ->required();
+  simulate_command->add_option("--json", simulate.json, "write the figures to this file");
+  simulate_command->callback([&] { code = Simulate(simulate); });
+
   Bench bench;
   bench.Add(app, &code);
 

@@ -97,14 +97,24 @@ TEST_F(Pace, KeepsThePastOfBeforeItWasSlow) {
   EXPECT_FALSE(tracker_.degraded("x"));
 }
 
-TEST_F(Pace, CountsAMissedRoundAsAtLeastAsLong) {
+TEST_F(Pace, CountsAMissedDeadlineAsSlowThoughNobodyKnowsHowSlow) {
+  const auto round = [this] {
+    for (int p = 0; p < 10; ++p) tracker_.Observe(absl::StrCat("peer-", p), PaceMetric::kRound, 1);
+    tracker_.Missed("x", 2, true);  // under three times its peers' time, but that is a lower bound
+    return End();
+  };
+  EXPECT_THAT(round(), IsEmpty());
+  EXPECT_THAT(round(), ElementsAre("x slow"));
+}
+
+TEST_F(Pace, CountsARoundThatClosedWithoutItAsAtLeastAsLong) {
   for (int i = 0; i < 6; ++i) Round(1);
   for (int i = 0; i < 3; ++i) {
     for (int p = 0; p < 10; ++p) {
       tracker_.Observe(absl::StrCat("peer-", p), PaceMetric::kRound, 1);
     }
-    tracker_.Missed("x", 4);
-    tracker_.Missed("peer-0", 0.2);  // the round closed early: no reproach
+    tracker_.Missed("x", 4, false);
+    tracker_.Missed("peer-0", 0.2, false);  // the round closed early: no reproach
     End();
   }
   EXPECT_THAT(tracker_.Degraded(), ElementsAre("x"));
