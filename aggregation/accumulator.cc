@@ -216,19 +216,37 @@ uint64_t ExactAccumulator::chunk_count() const {
   return (layout_->elements() + kChunkElements - 1) / kChunkElements;
 }
 
-size_t ExactAccumulator::PackChunk(uint64_t chunk, uint8_t* out) const {
-  const uint64_t begin = chunk * kChunkElements;
-  const uint64_t elements = std::min(kChunkElements, layout_->elements() - begin);
-  const uint64_t blocks = BlocksOf(elements);
-  uint8_t* to = out + blocks;
-  for (uint64_t block = 0; block < blocks; ++block) {
-    const int64_t* values = sums_ + begin + block * kBlockElements;
-    int64_t padded[kBlockElements];
-    const uint64_t count = std::min(kBlockElements, elements - block * kBlockElements);
-    if (count < kBlockElements) {
-      std::fill(std::copy(values, values + count, padded), padded + kBlockElements, 0);
-      values = padded;
+uint64_t ExactAccumulator::ElementsOf(uint64_t chunk) const {
+  return std::min(kChunkElements, layout_->elements() - chunk * kChunkElements);
+}
+
+const int64_t* ExactAccumulator::BlockOf(uint64_t chunk, uint64_t block, int64_t* padded) const {
+  const int64_t* values = sums_ + chunk * kChunkElements + block * kBlockElements;
+  const uint64_t count = std::min(kBlockElements, ElementsOf(chunk) - block * kBlockElements);
+  if (count == kBlockElements) return values;
+  std::fill(std::copy(values, values + count, padded), padded + kBlockElements, 0);
+  return padded;
+}
+
+uint64_t ExactAccumulator::PackedBytes() const {
+  int64_t padded[kBlockElements];
+  uint64_t bytes = 0;
+  for (uint64_t chunk = 0; chunk < chunk_count(); ++chunk) {
+    const uint64_t blocks = BlocksOf(ElementsOf(chunk));
+    bytes += blocks;
+    for (uint64_t block = 0; block < blocks; ++block) {
+      bytes += internal::BlockWidth(BlockOf(chunk, block, padded)) * internal::kBytesPerBit;
     }
+  }
+  return bytes;
+}
+
+size_t ExactAccumulator::PackChunk(uint64_t chunk, uint8_t* out) const {
+  const uint64_t blocks = BlocksOf(ElementsOf(chunk));
+  uint8_t* to = out + blocks;
+  int64_t padded[kBlockElements];
+  for (uint64_t block = 0; block < blocks; ++block) {
+    const int64_t* values = BlockOf(chunk, block, padded);
     const size_t width = internal::BlockWidth(values);
     out[block] = static_cast<uint8_t>(width);
     internal::PackBlock(values, width, to);

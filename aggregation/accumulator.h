@@ -54,6 +54,8 @@ class ExactAccumulator {
 
   // Packs chunk `chunk` into `out` (kMaxPackedChunkBytes of room); returns the bytes used.
   size_t PackChunk(uint64_t chunk, uint8_t* out) const;
+  // The bytes that PackChunk will use for all chunks together: a look at the widths, no packing.
+  uint64_t PackedBytes() const;
   // Checks a packed chunk: its length and widths. INVALID_ARGUMENT says what is wrong.
   absl::Status ValidateChunk(uint64_t chunk, ByteSpan packed) const;
   // Merges the part of a validated chunk that lies in `range`: adds, or takes the maximum, or, for
@@ -88,6 +90,9 @@ class ExactAccumulator {
   absl::Status CheckSubtractable() const;
   void FoldTile(const EncodedUpdate& update, uint32_t tile, int64_t* scratch);
   bool TakesFirst(uint32_t tile, std::string_view id);
+  // Block `block` of a chunk; a short last one is filled up with zeros, in `padded`.
+  const int64_t* BlockOf(uint64_t chunk, uint64_t block, int64_t* padded) const;
+  uint64_t ElementsOf(uint64_t chunk) const;
   const Stretch& StretchAt(uint64_t element) const;
   size_t MaxWidth(uint64_t begin, uint64_t end) const;
   void ApplyChunk(uint64_t chunk, ByteSpan packed, std::string_view first_id, ElementRange range,

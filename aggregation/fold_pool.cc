@@ -53,10 +53,10 @@ struct FoldPool::State {
       : updates_per_pass(std::max(options.updates_per_pass, 1)),
         workers(std::clamp(options.workers, 1, 256)) {}
 
-  void HandIn(Work item);
+  void HandIn(const Work& item);
   void Run(Worker* worker);
   void Process(const std::vector<Work>& batch, ElementRange range);
-  void FinishRange(Work item);
+  void FinishRange(const Work& item);
 
   const int updates_per_pass;
   std::vector<Worker> workers;
@@ -104,14 +104,14 @@ void FoldPool::Fold(std::shared_ptr<const EncodedUpdate> update, std::function<v
   auto item = std::make_shared<State::Item>();
   item->update = std::move(update);
   item->done = std::move(done);
-  state_->HandIn(std::move(item));
+  state_->HandIn(item);
 }
 
 void FoldPool::Merge(std::shared_ptr<const PackedPartial> partial, std::function<void()> done) {
   auto item = std::make_shared<State::Item>();
   item->partial = std::move(partial);
   item->done = std::move(done);
-  state_->HandIn(std::move(item));
+  state_->HandIn(item);
 }
 
 void FoldPool::Wait() {
@@ -123,7 +123,7 @@ double FoldPool::busy_seconds() const {
   return static_cast<double>(state_->busy_nanoseconds.load(std::memory_order_relaxed)) * 1e-9;
 }
 
-void FoldPool::State::HandIn(Work item) {
+void FoldPool::State::HandIn(const Work& item) {
   const std::lock_guard lock(target_mutex);
   Check(accumulator != nullptr, "work was handed in before Target");
   ++unfolded;
@@ -154,7 +154,7 @@ void FoldPool::State::Run(Worker* worker) {
     const int64_t start = ThreadCpuNanoseconds();
     Process(batch, worker->range);
     busy_nanoseconds.fetch_add(ThreadCpuNanoseconds() - start, std::memory_order_relaxed);
-    for (Work& item : batch) FinishRange(std::move(item));
+    for (const Work& item : batch) FinishRange(item);
     batch.clear();
   }
 }
@@ -179,7 +179,7 @@ void FoldPool::State::Process(const std::vector<Work>& batch, ElementRange range
 }
 
 // The last of an item's workers frees it and tells its owner.
-void FoldPool::State::FinishRange(Work item) {
+void FoldPool::State::FinishRange(const Work& item) {
   if (item->ranges_left.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   item->update.reset();
   item->partial.reset();

@@ -99,6 +99,27 @@ absl::StatusOr<Grid> Grid::FromProto(const v1::Grid& proto) {
               static_cast<int>(proto.weight_fraction_bits())};
 }
 
+absl::StatusOr<int64_t> WeightUnits(double examples, uint32_t weight_fraction_bits) {
+  if (weight_fraction_bits != 0 && weight_fraction_bits != kFractionalWeightBits) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the grid has ", weight_fraction_bits, " weight fraction bits; 0 or 16"));
+  }
+  // Exact: a power of two.
+  const double units = std::nearbyint(std::ldexp(examples, static_cast<int>(weight_fraction_bits)));
+  if (!(units >= 1 && units <= static_cast<double>(kMaxWeight))) {  // not so for NaN either
+    return absl::InvalidArgumentError(
+        absl::StrFormat("a weight of %g examples is out of range; it must be 2^-%d to 2^%d",
+                        examples, weight_fraction_bits, 40 - weight_fraction_bits));
+  }
+  if (weight_fraction_bits == 0 && units != examples) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("a weight of %g is not a whole number of examples, and this run takes no "
+                        "others; set [aggregation] fractional_weights = true at the root",
+                        examples));
+  }
+  return static_cast<int64_t>(units);
+}
+
 absl::StatusOr<Grid> ProveGrid(const GridRequest& request, std::string* note) {
   if (const absl::Status status = CheckRequest(request); !status.ok()) return status;
   Grid grid;

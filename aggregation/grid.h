@@ -39,6 +39,10 @@ struct GridRequest {
 // does not do.
 absl::StatusOr<Grid> ProveGrid(const GridRequest& request, std::string* note = nullptr);
 
+// A weight in examples as units of the grid: rounded here, once, to nearest even. INVALID_ARGUMENT:
+// not above 0, rounded to nothing, beyond 2^40 units, or a fraction where units are whole examples.
+absl::StatusOr<int64_t> WeightUnits(double examples, uint32_t weight_fraction_bits);
+
 // rne(value * 2^30) for metrics; INVALID_ARGUMENT unless |value| <= 4096.
 absl::StatusOr<int64_t> MetricToGrid(double value);
 double MetricMean(const v1::MetricSum& sum);  // sum / weight * 2^-30; NaN where weight is 0

@@ -80,13 +80,13 @@ std::vector<compression::KernelFigure> RunPackBench(const PackBenchOptions& opti
   const double bytes = static_cast<double>(sums.size()) * sizeof(int64_t);
   std::vector<compression::KernelFigure> figures;
   figures.push_back(Compare(
-      "kernels.pack", bytes, options.repetitions, each_block([&](size_t at, uint8_t* out) {
+      "kernels.pack.write", bytes, options.repetitions, each_block([&](size_t at, uint8_t* out) {
         internal::PackBlock(&sums[at], std::min(kWidth, internal::BlockWidth(&sums[at])), out);
       }),
       each_block([&](size_t at, uint8_t* out) { MoveOut(&sums[at], out); })));
   each_block([&](size_t at, uint8_t* out) { internal::PackBlock(&sums[at], kWidth, out); })();
   figures.push_back(Compare(
-      "kernels.unpack_merge", bytes, options.repetitions,
+      "kernels.pack.merge", bytes, options.repetitions,
       each_block([&](size_t at, uint8_t* in) { internal::UnpackAddBlock(in, kWidth, &into[at]); }),
       each_block([&](size_t at, uint8_t* in) { MoveIn(in, &into[at]); })));
   return figures;

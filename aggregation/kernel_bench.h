@@ -14,9 +14,9 @@ struct PackBenchOptions {
   int repetitions = 7;  // kernel and ceiling take turns so often; the best of each counts
 };
 
-// `kernels.pack` and `kernels.unpack_merge`, on the calling thread, in GB/s of int64 sums packed or
-// merged into. The sums are those of a round: about 42 bits wide. A ceiling moves the same bytes
-// between the same places with the least arithmetic.
+// `kernels.pack.write` and `kernels.pack.merge`, on the calling thread, in GB/s of int64 sums
+// packed or merged into. The sums are those of a round: about 42 bits wide. A ceiling moves the
+// same bytes between the same places with the least arithmetic.
 std::vector<compression::KernelFigure> RunPackBench(const PackBenchOptions& options);
 
 }  // namespace tributary::aggregation

@@ -158,7 +158,7 @@ class Optimizer final : public ServerOptimizer {
     if (!IsFloat(tensor.dtype)) return internal::MoveIntegers(job);
     const double unit = std::ldexp(1, -round.grid.fraction_bits);
     if (IsAveragedFloat(tensor)) {
-      Step(job, unit, RateAt(options_.schedule, round.round),
+      Step(job, unit, round.scale, RateAt(options_.schedule, round.round),
            moment_offsets_[tile.tensor] + tile.first);
     } else {
       internal::MoveFloatsByPolicy(job, unit);
@@ -167,10 +167,10 @@ class Optimizer final : public ServerOptimizer {
   }
 
   // `at`: where the tile's moments lie.
-  void Step(const TileJob& job, double unit, double rate, uint64_t at) {
-    // Scaling by a power of two is exact, so this is GridMean(S, W, f).
+  void Step(const TileJob& job, double unit, double scale, double rate, uint64_t at) {
+    // Scaling by a power of two is exact, and so is times 1: this is GridMean(S, W, f).
     const auto weight = static_cast<double>(job.weight);
-    const auto mean = [=](int64_t sum) { return static_cast<double>(sum) / weight * unit; };
+    const auto mean = [=](int64_t sum) { return static_cast<double>(sum) / weight * unit * scale; };
     const float* m = committed_.m.data() + at;
     float* next_m = next_.m.data() + at;
     if (kind_ == Kind::kFedAvg) {

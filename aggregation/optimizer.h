@@ -40,6 +40,7 @@ struct RoundSum {
   const Grid& grid;
   uint64_t weight = 0;  // W
   uint64_t round = 1;   // from 1: the schedule's time
+  double scale = 1;     // times the mean of floats: FedNova's effective steps
 };
 
 // Not thread-safe.

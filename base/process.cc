@@ -16,7 +16,10 @@
 #include <csignal>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
 namespace tributary {
@@ -26,6 +29,7 @@ absl::StatusOr<Process> Process::Start(const std::vector<std::string>& argv,
   int fds[2] = {-1, -1};
   if (options.pipe_stdout && pipe2(fds, O_CLOEXEC) != 0) return absl::InternalError("no pipe");
   std::vector<char*> args;
+  args.reserve(argv.size() + 1);
   for (const std::string& arg : argv) args.push_back(const_cast<char*>(arg.c_str()));
   args.push_back(nullptr);
   int log = -1;
@@ -115,6 +119,18 @@ absl::StatusOr<int> Process::Wait(absl::Duration limit) {
 }
 
 bool Process::Running() { return !Wait(absl::ZeroDuration()).ok(); }
+
+bool Process::Holds(int signal) const {
+  std::ifstream status(absl::StrCat("/proc/", pid_, "/status"));
+  for (std::string line; std::getline(status, line);) {
+    uint64_t held = 0;  // bit 0 is signal 1
+    if (line.starts_with("SigBlk:") &&
+        absl::SimpleHexAtoi(absl::StripAsciiWhitespace(line.substr(7)), &held)) {
+      return (held >> (signal - 1) & 1) != 0;
+    }
+  }
+  return false;
+}
 
 std::string SelfDirectory() {
   std::error_code error;

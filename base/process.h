@@ -31,6 +31,8 @@ class Process {
   // The exit code (128 + signal where it was killed). DEADLINE_EXCEEDED while it runs on.
   absl::StatusOr<int> Wait(absl::Duration limit);
   bool Running();
+  // Whether its main thread holds this signal back now; false where it has ended.
+  bool Holds(int signal) const;
   // Over its life, once Wait has returned its exit code; before that, 0.
   double cpu_seconds() const { return cpu_seconds_; }  // user + system
   uint64_t peak_resident_bytes() const { return peak_resident_bytes_; }

@@ -33,10 +33,12 @@ inline std::string Text(const absl::Status& status) { return std::string(status.
     if (!tributary_status_.ok()) return tributary_status_; \
   } while (false)
 
-// `lhs` may declare: ASSIGN_OR_RETURN(auto x, MakeX()).
+// `lhs` may declare: ASSIGN_OR_RETURN(auto x, MakeX()). So it cannot stand in parentheses.
+// NOLINTBEGIN(bugprone-macro-parentheses)
 #define ASSIGN_OR_RETURN(lhs, expr) \
   ASSIGN_OR_RETURN_IMPL_(TRIBUTARY_CONCAT_(tributary_or_, __LINE__), lhs, expr)
 #define ASSIGN_OR_RETURN_IMPL_(var, lhs, expr)   \
   auto var = (expr);                             \
   if (!var.ok()) return std::move(var).status(); \
   lhs = std::move(var).value()
+// NOLINTEND(bugprone-macro-parentheses)

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <utility>
@@ -53,7 +54,80 @@ struct TomlReader::State {
     Add(node.source().begin,
         absl::StrCat("[", section, "] ", key, " must be ", wanted, ", not ", found));
   }
+
+  // Keys and sections that nobody has asked for.
+  void FindUnknown();
+  void FindUnknownKeys(const std::string& section, const toml::table& table);
+  std::string KeyHint(const std::string& section, const std::string& key) const;
+  std::string SectionHint(const std::string& name) const;
+  // "[a] or [b]": the sections that know this key; "" where none does.
+  std::string SectionsWith(const std::string& key) const;
 };
+
+namespace {
+
+std::string Hint(const std::string& word, const std::vector<std::string>& candidates) {
+  const std::string near = Nearest(word, candidates);
+  return near.empty() ? absl::StrCat("; known are ", absl::StrJoin(candidates, ", "))
+                      : absl::StrCat("; did you mean \"", near, "\"?");
+}
+
+}  // namespace
+
+std::string TomlReader::State::SectionsWith(const std::string& key) const {
+  std::vector<std::string> sections;
+  for (const auto& [section, keys] : known) {
+    if (keys.contains(key)) sections.push_back(absl::StrCat("[", section, "]"));
+  }
+  return absl::StrJoin(sections, " or ");
+}
+
+std::string TomlReader::State::KeyHint(const std::string& section, const std::string& key) const {
+  if (const std::string elsewhere = SectionsWith(key); !elsewhere.empty()) {
+    return absl::StrCat("; it belongs in ", elsewhere);
+  }
+  std::vector<std::string> candidates(known.at(section).begin(), known.at(section).end());
+  for (const std::string& name : open) {  // tables within this one
+    if (name.starts_with(section + ".")) candidates.push_back(name.substr(section.size() + 1));
+  }
+  return Hint(key, candidates);
+}
+
+std::string TomlReader::State::SectionHint(const std::string& name) const {
+  std::vector<std::string> sections;
+  for (const auto& [section, keys] : known) sections.push_back(section);
+  return Hint(name, sections);
+}
+
+void TomlReader::State::FindUnknownKeys(const std::string& section, const toml::table& table) {
+  for (const auto& [key_node, value] : table) {
+    const std::string key(key_node.str());
+    if (known.at(section).contains(key) || open.contains(section + "." + key)) continue;
+    Add(key_node.source().begin,
+        absl::StrCat("unknown key \"", key, "\" in [", section, "]", KeyHint(section, key)));
+  }
+}
+
+void TomlReader::State::FindUnknown() {
+  for (const auto& [name_node, node] : root) {
+    const std::string name(name_node.str());
+    const toml::source_position at = name_node.source().begin;
+    if (open.contains(name)) continue;
+    if (known.contains(name) && node.is_table()) {
+      FindUnknownKeys(name, *node.as_table());
+    } else if (known.contains(name)) {
+      Add(at, absl::StrCat("[", name, "] is a section: write \"[", name,
+                           "]\" on a line of its own, and its keys below"));
+    } else if (node.is_table() || node.is_array_of_tables()) {
+      Add(at, absl::StrCat("unknown section [", name, "]", SectionHint(name)));
+    } else {
+      const std::string sections = SectionsWith(name);
+      Add(at, absl::StrCat("key \"", name, "\" stands outside any section",
+                           sections.empty() ? SectionHint(name)
+                                            : absl::StrCat("; it belongs in ", sections)));
+    }
+  }
+}
 
 TomlReader::TomlReader(std::unique_ptr<State> state) : state_(std::move(state)) {}
 TomlReader::TomlReader(TomlReader&&) noexcept = default;
@@ -74,6 +148,10 @@ absl::StatusOr<TomlReader> TomlReader::Parse(const std::string& text, const std:
 }
 
 absl::StatusOr<TomlReader> TomlReader::Load(const std::string& path) {
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) {
+    return absl::NotFoundError(absl::StrCat(path, ": is a directory; name a config file in it"));
+  }
   std::ifstream file(path, std::ios::binary);
   if (!file) return absl::NotFoundError(absl::StrCat(path, ": no such file, or it cannot be read"));
   const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
@@ -123,21 +201,26 @@ bool TomlReader::Read(const std::string& section, const std::string& key, uint64
   return true;
 }
 
+bool TomlReader::ReadUpTo(const std::string& section, const std::string& key, uint64_t most,
+                          uint64_t* out) {
+  if (!Read(section, key, out)) return false;
+  if (*out <= most) return true;
+  Complain(section, key,
+           absl::StrCat("[", section, "] ", key, " = ", *out, " is too large: at most ", most));
+  return false;
+}
+
 bool TomlReader::Read(const std::string& section, const std::string& key, uint32_t* out) {
   uint64_t wide = 0;
-  if (!Read(section, key, &wide)) return false;
-  if (wide > std::numeric_limits<uint32_t>::max()) {
-    Complain(section, key, absl::StrCat("[", section, "] ", key, " = ", wide, " is too large"));
-    return false;
-  }
+  if (!ReadUpTo(section, key, std::numeric_limits<uint32_t>::max(), &wide)) return false;
   *out = static_cast<uint32_t>(wide);
   return true;
 }
 
 bool TomlReader::Read(const std::string& section, const std::string& key, int* out) {
-  uint32_t wide = 0;
-  if (!Read(section, key, &wide)) return false;
-  *out = static_cast<int>(std::min<uint32_t>(wide, std::numeric_limits<int>::max()));
+  uint64_t wide = 0;
+  if (!ReadUpTo(section, key, std::numeric_limits<int>::max(), &wide)) return false;
+  *out = static_cast<int>(wide);
   return true;
 }
 
@@ -253,30 +336,7 @@ std::string TomlReader::Where(const std::string& section, const std::string& key
 }
 
 absl::Status TomlReader::Finish() {
-  std::vector<std::string> sections;
-  for (const auto& [section, keys] : state_->known) sections.push_back(section);
-  const auto hint = [](const std::string& word, const std::vector<std::string>& candidates) {
-    const std::string near = Nearest(word, candidates);
-    return near.empty() ? absl::StrCat("; known are ", absl::StrJoin(candidates, ", "))
-                        : absl::StrCat("; did you mean \"", near, "\"?");
-  };
-  for (const auto& [name_node, node] : state_->root) {
-    const std::string name(name_node.str());
-    if (state_->open.contains(name)) continue;
-    const auto known = state_->known.find(name);
-    if (known == state_->known.end() || !node.is_table()) {
-      state_->Add(name_node.source().begin,
-                  absl::StrCat("unknown section [", name, "]", hint(name, sections)));
-      continue;
-    }
-    const std::vector<std::string> keys(known->second.begin(), known->second.end());
-    for (const auto& [key_node, value] : *node.as_table()) {
-      const std::string key(key_node.str());
-      if (known->second.contains(key) || state_->open.contains(name + "." + key)) continue;
-      state_->Add(key_node.source().begin,
-                  absl::StrCat("unknown key \"", key, "\" in [", name, "]", hint(key, keys)));
-    }
-  }
+  state_->FindUnknown();
   if (state_->findings.empty()) return absl::OkStatus();
   std::stable_sort(
       state_->findings.begin(), state_->findings.end(), [](const auto& a, const auto& b) {

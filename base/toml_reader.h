@@ -19,7 +19,7 @@ class TomlReader {
  public:
   // INVALID_ARGUMENT with path:line:column where the text is not TOML.
   static absl::StatusOr<TomlReader> Parse(const std::string& text, const std::string& path);
-  // NOT_FOUND where the file is not there.
+  // NOT_FOUND where the file is not there, or is a directory.
   static absl::StatusOr<TomlReader> Load(const std::string& path);
   TomlReader(TomlReader&&) noexcept;
   ~TomlReader();
@@ -61,6 +61,8 @@ class TomlReader {
 
  private:
   struct State;
+  // Complains of what is larger.
+  bool ReadUpTo(const std::string& section, const std::string& key, uint64_t most, uint64_t* out);
   explicit TomlReader(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;
 };

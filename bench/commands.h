@@ -28,6 +28,30 @@ struct RoundOptions {
 };
 int Round(const RoundOptions& options);
 
+struct TransportOptions {
+  std::vector<std::string> transports = {"tcp", "shm"};
+  std::vector<std::string> sizes = {"64", "4K", "64K", "1M", "64M"};
+  std::vector<uint32_t> lanes = {2};
+  std::string bytes = "1G";  // streamed in each repetition
+  int repetitions = 3;       // link and ceiling in turn; medians are reported
+  std::string json;
+};
+int Transport(const TransportOptions& options);
+
+// Internal: the process at the other end of Transport's.
+struct TransportPeerOptions {
+  std::string what;  // link-stream, link-ping, socket-stream, ...
+  std::string kind;
+  std::string address;
+  uint64_t size = 0;
+  uint32_t lanes = 1;
+  uint32_t slots = 8;
+  uint64_t bytes = 0;
+  uint32_t rounds = 0;
+  int send_buffer = 0;
+};
+int TransportPeer(const TransportPeerOptions& options);
+
 // Internal: the processes that Round starts.
 struct SinkOptions {
   int port = 0;
@@ -42,6 +66,7 @@ struct SendersOptions {
   std::vector<std::string> endpoints;  // client i joins endpoint i mod n
   uint32_t first = 0;
   uint32_t count = 1;
+  uint32_t joins_per_s = 0;  // clients start at this pace; 0: all at once
   std::string model;
   std::string codec;
 };

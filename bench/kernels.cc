@@ -1,6 +1,8 @@
-// `tributary bench kernels`: folds, encodes and validation against the same run's ceiling.
+// `tributary bench kernels`: folds, encodes, validation and packing against the same run's ceiling.
 #include <cstdio>
+#include <utility>
 
+#include "aggregation/kernel_bench.h"
 #include "base/status.h"
 #include "bench/commands.h"
 #include "bench/figures.h"
@@ -9,8 +11,12 @@
 namespace tributary::bench {
 
 int Kernels(const KernelsOptions& options) {
+  std::vector<compression::KernelFigure> rows = compression::RunKernelBench({});
+  for (compression::KernelFigure& row : aggregation::RunPackBench({})) {
+    rows.push_back(std::move(row));
+  }
   std::vector<Figure> figures;
-  for (const compression::KernelFigure& row : compression::RunKernelBench({})) {
+  for (const compression::KernelFigure& row : rows) {
     figures.push_back({.name = row.name,
                        .value = row.value,
                        .unit = row.unit,

@@ -58,6 +58,7 @@ struct Setup {
   uint32_t rounds;
   uint32_t sender_processes;
   uint64_t inflight_mb;
+  uint32_t joins_per_s = 0;  // of all sender processes together; 0: all at once
   std::filesystem::path out;
 };
 
@@ -79,6 +80,10 @@ absl::StatusOr<std::vector<Process>> StartSenders(const Setup& setup,
                                      setup.model,
                                      "--codec",
                                      setup.codec};
+    if (setup.joins_per_s > 0) {
+      argv.insert(argv.end(),
+                  {"--joins-per-s", std::to_string(std::max(1u, setup.joins_per_s / processes))});
+    }
     for (const std::string& endpoint : endpoints) argv.insert(argv.end(), {"--endpoint", endpoint});
     ASSIGN_OR_RETURN(
         Process process,
@@ -350,6 +355,7 @@ absl::StatusOr<std::vector<Figure>> Sessions(const RoundOptions& o) {
   setup.model = "synthetic:1000";
   setup.rounds = 5;
   setup.sender_processes = std::max<uint32_t>(2, o.clients / 1000);
+  setup.joins_per_s = 500;  // 10,000 handshakes at once would measure two cores' patience
   Setup few = setup;
   few.clients = 1;
   ASSIGN_OR_RETURN(const RealResult one, RealRun(few).Run());

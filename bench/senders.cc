@@ -1,6 +1,7 @@
 // Many SDK clients in one process that upload a prepared update: `tributary bench senders`.
 #include <sys/resource.h>
 
+#include <chrono>
 #include <cstdio>
 #include <memory>
 #include <thread>
@@ -103,7 +104,12 @@ int Senders(const SendersOptions& options) {
   }
   std::vector<absl::Status> ends(clients.size());
   std::vector<std::thread> threads;
+  const auto start = std::chrono::steady_clock::now();
   for (size_t i = 0; i < clients.size(); ++i) {
+    if (options.joins_per_s > 0) {
+      std::this_thread::sleep_until(start +
+                                    std::chrono::microseconds(i * 1'000'000 / options.joins_per_s));
+    }
     threads.emplace_back([&, i] { ends[i] = clients[i]->Run(); });
   }
   for (std::thread& thread : threads) thread.join();

@@ -1,5 +1,5 @@
-// The client SDK: joins an aggregator, waits for tasks, downloads the model, uploads updates, and says how each
-// ended. No LibTorch in it. gRPC is inside; one Client is one federated client.
+// The client SDK: joins an aggregator, waits for tasks, downloads the model, uploads updates, and
+// says how each ended. No LibTorch in it. gRPC is inside; one Client is one federated client.
 #pragma once
 
 #include <cstdint>
@@ -23,18 +23,20 @@ class Channel;
 namespace tributary::client {
 
 struct ClientOptions {
-  std::vector<std::string> endpoints;  // "host:port", in order of preference; tried round again with backoff
-  std::string id;                      // 1..256 bytes, unique in the run
-  std::string run;                     // "": whatever is served
-  uint64_t examples = 1;               // the weight it expects to send
-  uint64_t epoch = 0;                  // 0: the time of construction in microseconds
+  std::vector<std::string>
+      endpoints;          // "host:port", in order of preference; tried round again with backoff
+  std::string id;         // 1..256 bytes, unique in the run
+  std::string run;        // "": whatever is served
+  uint64_t examples = 1;  // the weight it expects to send
+  uint64_t epoch = 0;     // 0: the time of construction in microseconds
   absl::Duration connect_timeout = absl::Seconds(5);
   absl::Duration backoff_min = absl::Milliseconds(100);  // doubles, with jitter, up to
   absl::Duration backoff_max = absl::Seconds(5);
-  absl::Duration give_up_after = absl::Minutes(10);      // without any connection: Run returns UNAVAILABLE
-  uint32_t upload_attempts = 8;        // of one update, damaged or broken off
-  bool wants_model = true;             // false: tasks come with a null base; for senders of prepared updates
-  bool own_connection = true;          // false: clients in one process with one endpoint share a connection
+  absl::Duration give_up_after =
+      absl::Minutes(10);         // without any connection: Run returns UNAVAILABLE
+  uint32_t upload_attempts = 8;  // of one update, damaged or broken off
+  bool wants_model = true;  // false: tasks come with a null base; for senders of prepared updates
+  bool own_connection = true;  // false: clients in one process with one endpoint share a connection
   std::string software = "tributary-client";
 };
 
@@ -44,16 +46,19 @@ using ModelBytes = std::shared_ptr<const std::vector<uint8_t>>;
 struct TrainTask {
   v1::RoundSpec spec;
   std::shared_ptr<const aggregation::ModelLayout> layout;
-  ModelBytes base;             // layout->model_bytes()
+  ModelBytes base;  // layout->model_bytes()
 };
 
 // What training yields. The deltas are encoded by the SDK with the round's codec.
 struct TrainResult {
-  int64_t weight = 1;          // in weight units (examples)
+  // In examples, above 0. A fraction only where the run takes fractional weights; it is then
+  // rounded, here and once, to 1/65,536.
+  double weight = 1;
   // Tensor i's delta: floats for float tensors, int64 for others; empty for SKIP tensors. Moved in.
   std::vector<std::vector<float>> floats;
   std::vector<std::vector<int64_t>> ints;
-  // Or, for benches: the finished segments, shared between clients; used instead of the deltas when set.
+  // Or, for benches: the finished segments, shared between clients; used instead of the deltas when
+  // set.
   std::shared_ptr<const std::vector<std::vector<uint8_t>>> encoded;
   std::vector<v1::Metric> metrics;
 };
@@ -69,12 +74,14 @@ struct RoundOutcome {
 class Trainer {
  public:
   virtual ~Trainer() = default;
-  // Deltas against task.base. An error declines the round, with its message. `cancelled` turns true when the
-  // round is over or the session lost for good; a long training may look at it and stop.
-  virtual absl::StatusOr<TrainResult> Train(const TrainTask& task, const std::function<bool()>& cancelled) = 0;
+  // Deltas against task.base. An error declines the round, with its message. `cancelled` turns true
+  // when the round is over or the session lost for good; a long training may look at it and stop.
+  virtual absl::StatusOr<TrainResult> Train(const TrainTask& task,
+                                            const std::function<bool()>& cancelled) = 0;
   // Metrics of the base model on this client's own test data; empty: none.
   virtual absl::StatusOr<std::vector<v1::Metric>> Evaluate(const TrainTask& task) = 0;
-  // The round is over: error-feedback residuals of `round` are committed (included) or rolled back by the SDK before this.
+  // The round is over: error-feedback residuals of `round` are committed (included) or rolled back
+  // by the SDK before this.
   virtual void OnOutcome(const RoundOutcome&) {}
 };
 
@@ -91,9 +98,10 @@ class Client {
  public:
   static absl::StatusOr<std::unique_ptr<Client>> Create(ClientOptions options, Trainer* trainer);
   virtual ~Client() = default;
-  // Takes part until the run is FINISHED (OK), FAILED (ABORTED), this client is SUPERSEDED (ALREADY_EXISTS), refused for
-  // good (FAILED_PRECONDITION), nothing answers for give_up_after (UNAVAILABLE), or Shutdown (CANCELLED).
-  // An update whose upload was cut, or whose aggregator died before the outcome, is sent again, as it was.
+  // Takes part until the run is FINISHED (OK), FAILED (ABORTED), this client is SUPERSEDED
+  // (ALREADY_EXISTS), refused for good (FAILED_PRECONDITION), nothing answers for give_up_after
+  // (UNAVAILABLE), or Shutdown (CANCELLED). An update whose upload was cut, or whose aggregator
+  // died before the outcome, is sent again, as it was.
   virtual absl::Status Run() = 0;
   virtual void Shutdown() = 0;  // from any thread; leaves politely
   virtual ClientStats stats() const = 0;

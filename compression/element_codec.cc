@@ -37,6 +37,20 @@ absl::Status CheckLength(const Codec& codec, const PiecedBytes& payload, uint64_
       "; the payload is cut short, too long, or of another codec"));
 }
 
+ElementFormat HalfElements(CodecId id, const std::string& name) {
+  ElementFormat format = {};
+  format.capabilities = {.id = id,
+                         .name = name,
+                         .linear = false,
+                         .unbiased = false,
+                         .needs_error_feedback = false,
+                         .deterministic = true,
+                         .minimum_elements = 0};
+  format.width = 2;
+  format.bits = [](const uint8_t* p) { return uint32_t{LoadLe<uint16_t>(p)} & 0x7FFF; };
+  return format;
+}
+
 absl::Status ElementCodec::Encode(std::span<const float> x, const EncodeContext&,
                                   std::vector<uint8_t>* out, std::span<float> residual) const {
   if (MaxMagnitudeOf(x.data(), x.size()) >= format_.first_overflow) {
@@ -59,7 +73,8 @@ absl::Status ElementCodec::Validate(const PiecedBytes& payload, uint64_t n, doub
     const bool finite = format_.bits(p + i * format_.width) <= format_.largest_finite;
     const std::string where =
         absl::StrCat(format_.capabilities.name, " payload: element ", done + i, " of ", n);
-    status = finite ? absl::OutOfRangeError(absl::StrCat(where, " is ", value, ", beyond the bound ", bound))
+    status = finite ? absl::OutOfRangeError(
+                          absl::StrCat(where, " is ", value, ", beyond the bound ", bound))
                     : absl::DataLossError(absl::StrCat(where, " is infinite or not a number"));
     return false;
   });

@@ -78,21 +78,12 @@ HWY_EXPORT(Fp16Decode);
 HWY_EXPORT(Fp16Encode);
 
 std::shared_ptr<const Codec> MakeFp16() {
-  ElementFormat format;
-  format.capabilities = {.id = CodecId::kFp16,
-                         .name = "fp16",
-                         .linear = false,
-                         .unbiased = false,
-                         .needs_error_feedback = false,
-                         .deterministic = true,
-                         .minimum_elements = 0};
-  format.width = 2;
+  ElementFormat format = HalfElements(CodecId::kFp16, "fp16");
   format.largest_finite = 0x7BFF;
   format.first_overflow = 0x477FF000;
   format.value = [](uint32_t m) {
     return static_cast<double>(HalfToFloat(static_cast<uint16_t>(m)));
   };
-  format.bits = [](const uint8_t* p) { return uint32_t{LoadLe<uint16_t>(p)} & 0x7FFF; };
   format.max_magnitude = [](const uint8_t* p, size_t n) {
     return HWY_DYNAMIC_DISPATCH(Fp16Max)(p, n);
   };
@@ -103,9 +94,7 @@ std::shared_ptr<const Codec> MakeFp16() {
     HWY_DYNAMIC_DISPATCH(Fp16Decode)(p, n, out);
   };
   format.append = [](std::span<const float> x, std::vector<uint8_t>* out, float* residual) {
-    const size_t at = out->size();
-    out->resize(at + 2 * x.size());
-    HWY_DYNAMIC_DISPATCH(Fp16Encode)(x.data(), x.size(), out->data() + at, residual);
+    HWY_DYNAMIC_DISPATCH(Fp16Encode)(x.data(), x.size(), Grow(out, 2 * x.size()), residual);
   };
   return std::make_shared<ElementCodec>(std::move(format));
 }

@@ -24,9 +24,9 @@ absl::Status ValidateRawInt64(const PiecedBytes& payload, uint64_t n, int64_t bo
     for (uint64_t i = 0; i < units; ++i) {
       const auto x = LoadLe<int64_t>(p + 8 * i);
       if (x >= -bound && x <= bound) continue;
-      status = absl::OutOfRangeError(absl::StrCat("int64 payload: element ", done + i, " of ",
-                                                       n, " is ", x, ", beyond the bound ", bound,
-                                                       "; such a sum could overflow"));
+      status = absl::OutOfRangeError(absl::StrCat("int64 payload: element ", done + i, " of ", n,
+                                                  " is ", x, ", beyond the bound ", bound,
+                                                  "; such a sum could overflow"));
       return false;
     }
     return true;

@@ -105,6 +105,17 @@ absl::StatusOr<std::unique_ptr<OpenFile>> OpenSafetensors(const std::string& pat
   return out;
 }
 
+// The file's tensors in data order.
+absl::StatusOr<std::shared_ptr<const ModelLayout>> LayoutOf(const OpenFile& open,
+                                                            const std::string& path) {
+  std::vector<aggregation::TensorSpec> specs;
+  specs.reserve(open.entries.size());
+  for (const HeaderEntry& entry : open.entries) specs.push_back(entry.spec);
+  auto layout = ModelLayout::Create(std::move(specs));
+  if (!layout.ok()) return Annotate(layout.status(), path);
+  return layout;
+}
+
 }  // namespace
 
 absl::Status WriteSafetensors(const std::string& path, const ModelLayout& layout,
@@ -126,14 +137,15 @@ absl::Status WriteSafetensors(const std::string& path, const ModelLayout& layout
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::shared_ptr<const ModelLayout>> ReadSafetensorsLayout(const std::string& path) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<OpenFile> open, OpenSafetensors(path));
+  return LayoutOf(*open, path);
+}
+
 absl::StatusOr<Model> ReadSafetensors(const std::string& path) {
   ASSIGN_OR_RETURN(const std::unique_ptr<OpenFile> open, OpenSafetensors(path));
-  std::vector<aggregation::TensorSpec> specs;
-  specs.reserve(open->entries.size());
-  for (const HeaderEntry& entry : open->entries) specs.push_back(entry.spec);
-  auto layout = ModelLayout::Create(std::move(specs));
-  if (!layout.ok()) return Annotate(layout.status(), path);
-  Model model{.layout = *std::move(layout), .bytes = {}};
+  Model model;
+  ASSIGN_OR_RETURN(model.layout, LayoutOf(*open, path));
   model.bytes.resize(model.layout->model_bytes());
   // The entries cover the data in this very order.
   RETURN_IF_ERROR(

@@ -32,7 +32,8 @@ class CheckpointStore {
   static absl::StatusOr<std::unique_ptr<CheckpointStore>> Open(const Options& options);
   ~CheckpointStore();
 
-  // Writes <round, 8 digits>/ beside (model.safetensors, state.pb), fsyncs files and directory,
+  // Writes <round, 8 digits>/ (or, where the manifest names that of an earlier save of this round,
+  // <round>-2/) beside (model.safetensors, state.pb), fsyncs files and directory,
   // renames, then replaces MANIFEST the same way, then deletes what is older than `keep`. After OK
   // it survives anything.
   absl::Status Save(const v1::CheckpointState& state, const aggregation::ModelLayout& layout,
@@ -40,6 +41,7 @@ class CheckpointStore {
 
   // The newest good checkpoint. Damaged ones (missing files, wrong SHA-256, unreadable) are
   // skipped, a line each in `warnings`. NOT_FOUND where there is none: the run starts afresh.
+  // DATA_LOSS where there are some and none is good: a run must not start afresh in silence.
   absl::StatusOr<Checkpoint> Load(std::vector<std::string>* warnings);
 
   const std::string& path() const { return path_; }  // <dir>/<run>

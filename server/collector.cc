@@ -158,9 +158,11 @@ void Collector::Welcome(const std::string& id, Child& child) {
     outcome->set_included(last_children_.count(id) > 0);
   }
   if (child.aggregator) {
-    v1::LinkEndpoint* link = joined->add_links();
-    link->set_transport(tier_->transport());
-    link->set_address(tier_->address());
+    for (const LinkPlace& place : tier_->places()) {
+      v1::LinkEndpoint* link = joined->add_links();
+      link->set_transport(place.transport);
+      link->set_address(place.address);
+    }
   }
   child.session->Send(std::move(response));
   if (stopped_.has_value()) {
@@ -400,6 +402,9 @@ void Collector::SendTask(const std::string& id) {
     }
   } else {
     task->mutable_spec()->clear_admit_weight();
+    if (const double work = stragglers_.Work(id); work < 1 && spec_.kind() == v1::TRAIN) {
+      (*task->mutable_spec()->mutable_hyperparameters())["work"] = work;
+    }
     if (!holds && model_->bytes.size() <= kInlineModelBytes) {
       task->set_model(model_->bytes.data(), model_->bytes.size());
       bytes_.model_to_clients += model_->bytes.size();

@@ -174,6 +174,9 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   void Close();
   void Rearm();
   void Sweep();
+  // Whether the ticket is this attempt's: those of a round that was given up are used again.
+  bool Holds(uint64_t ticket, const std::shared_ptr<Upload>& upload) const;
+  bool Holds(uint64_t ticket, const std::shared_ptr<IncomingPartial>& partial) const;
   void EndTicket(uint64_t ticket);  // forgets it and frees what it reserved
   void RefuseTicket(uint64_t ticket, const std::string& reason);
   v1::Outcome OutcomeFor(const std::string& id) const;

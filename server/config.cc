@@ -4,64 +4,23 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <functional>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "aggregation/hyperparameters.h"
 #include "aggregation/optimizer.h"
 #include "base/status.h"
-#include "base/toml_reader.h"
+#include "base/toml_checks.h"
 #include "compression/codec.h"
 #include "models/builtin.h"
+#include "server/fabrics.h"
+#include "server/internal/config_checks.h"
 
 namespace tributary::server {
 namespace {
 
 const std::vector<std::string> kRunSections = {"run",         "aggregation", "cohort",  "straggler",
                                                "compression", "checkpoint",  "training"};
-
-std::string KeyText(const std::string& section, const std::string& key, const std::string& value) {
-  return absl::StrCat("[", section, "] ", key, " = ", value);
-}
-
-// Reads a number and checks its range, both ends included.
-template <typename T>
-void ReadIn(TomlReader& toml, const std::string& section, const std::string& key, T* out,
-            double low, double high) {
-  if (!toml.Read(section, key, out)) return;
-  const auto value = static_cast<double>(*out);
-  toml.Require(value >= low && value <= high, section, key,
-               absl::StrCat(KeyText(section, key, absl::StrCat(*out)), " is out of range: ", low,
-                            " to ", high));
-}
-
-void ReadOneOf(TomlReader& toml, const std::string& section, const std::string& key,
-               std::string* out, const std::vector<std::string>& allowed,
-               const std::string& why = "") {
-  if (!toml.Read(section, key, out)) return;
-  if (std::find(allowed.begin(), allowed.end(), *out) != allowed.end()) return;
-  const std::string near = Nearest(*out, allowed);
-  toml.Complain(section, key,
-                absl::StrCat(KeyText(section, key, absl::StrCat("\"", *out, "\"")),
-                             " is not one of ", absl::StrJoin(allowed, ", "), why,
-                             near.empty() ? "" : absl::StrCat("; did you mean \"", near, "\"?")));
-}
-
-bool IsHostPort(const std::string& text) {
-  const size_t colon = text.rfind(':');
-  if (colon == std::string::npos || colon == 0 || colon + 1 == text.size() ||
-      text.size() - colon > 6)
-    return false;
-  const std::string port = text.substr(colon + 1);
-  return port.find_first_not_of("0123456789") == std::string::npos && std::stoi(port) <= 65535;
-}
-
-void CheckHostPort(TomlReader& toml, const std::string& section, const std::string& key,
-                   const std::string& value) {
-  toml.Require(IsHostPort(value), section, key,
-               absl::StrCat(KeyText(section, key, absl::StrCat("\"", value, "\"")),
-                            " is not \"host:port\" with a port up to 65535"));
-}
 
 bool IsName(const std::string& text) {
   return !text.empty() && text.size() <= 128 && text != "." && text != ".." &&
@@ -70,35 +29,60 @@ bool IsName(const std::string& text) {
          });
 }
 
+// What the front doors of all tiers take for an id.
+bool IsId(const std::string& text) {
+  return !text.empty() && text.size() <= 256 && std::none_of(text.begin(), text.end(), [](char c) {
+    return static_cast<unsigned char>(c) < 0x20;
+  });
+}
+
 void ReadNode(TomlReader& toml, Config* c) {
   toml.Read("node", "name", &c->node.name);
   toml.Read("node", "listen", &c->node.listen);
-  toml.Read("node", "parent", &c->node.parent);
-  toml.Require(!c->node.name.empty() && c->node.name.size() <= 256, "node", "name",
-               "[node] name is required: 1 to 256 bytes, unique among this aggregator's siblings");
-  CheckHostPort(toml, "node", "listen", c->node.listen);
-  for (const std::string& parent : c->node.parent) CheckHostPort(toml, "node", "parent", parent);
+  const bool has_parent = toml.Read("node", "parent", &c->node.parent);
+  toml.Require(IsId(c->node.name), "node", "name",
+               "[node] name is required: 1 to 256 bytes without control characters, unique among "
+               "this aggregator's siblings");
+  CheckHostPort(toml, "node", "listen", c->node.listen, PortUse::kListen);
+  toml.Require(!has_parent || !c->node.parent.empty(), "node", "parent",
+               "[node] parent names nobody: give it a \"host:port\", or drop it where this is the "
+               "root");
+  for (const std::string& parent : c->node.parent)
+    CheckHostPort(toml, "node", "parent", parent, PortUse::kConnect);
 }
 
 void ReadTransport(TomlReader& toml, TransportConfig* t) {
-  ReadOneOf(toml, "transport", "kind", &t->kind, {"tcp"},
-            " (shm, roce, auto and grpc are not in this build)");
+  ReadOneOf(toml, "transport", "kind", &t->kind, TransportKinds());
   toml.Read("transport", "listen", &t->listen);
-  CheckHostPort(toml, "transport", "listen", t->listen);
+  CheckHostPort(toml, "transport", "listen", t->listen, PortUse::kListen);
   if (toml.Read("transport", "advertise", &t->advertise))
-    CheckHostPort(toml, "transport", "advertise", t->advertise);
+    CheckHostPort(toml, "transport", "advertise", t->advertise, PortUse::kConnect);
   ReadIn(toml, "transport", "lanes", &t->lanes, 1, 16);
   ReadIn(toml, "transport", "slots", &t->slots, 2, 1024);
   ReadIn(toml, "transport", "heartbeat_s", &t->heartbeat_s, 0.05, 3600);
   ReadIn(toml, "transport", "progress_timeout_s", &t->progress_timeout_s, 0.1, 86400);
+  toml.Read("transport.roce", "device", &t->roce.device);
+  ReadIn(toml, "transport.roce", "gid_index", &t->roce.gid_index, -1, 255);
+  ReadIn(toml, "transport.roce", "path_mtu", &t->roce.path_mtu, 0, 4096);
+  ReadIn(toml, "transport.roce", "traffic_class", &t->roce.traffic_class, 0, 255);
+  ReadIn(toml, "transport.roce", "hop_limit", &t->roce.hop_limit, 1, 255);
+  toml.ReadBytes("transport.roce", "arena_bytes", &t->roce.arena_bytes);
+  ReadOneOf(toml, "transport.roce", "memory", &t->roce.memory, {"host", "cuda"});
 }
 
 void ReadNodeSections(TomlReader& toml, Config* c) {
   LimitsConfig& l = c->limits;
   if (toml.ReadBytes("limits", "inflight_bytes", &l.inflight_bytes)) {
-    toml.Require(l.inflight_bytes >= 1 << 16, "limits", "inflight_bytes",
+    toml.Require(l.inflight_bytes >= kLeastInflightBytes && l.inflight_bytes <= uint64_t{1} << 50,
+                 "limits", "inflight_bytes",
                  absl::StrCat("[limits] inflight_bytes = ", l.inflight_bytes,
-                              " is too little: at least 65536"));
+                              " is out of range: 64KiB to 1024TiB"));
+  }
+  if (toml.ReadBytes("limits", "stream_window_bytes", &l.stream_window_bytes)) {
+    toml.Require(l.stream_window_bytes >= 1 << 16 && l.stream_window_bytes <= 1 << 24, "limits",
+                 "stream_window_bytes",
+                 absl::StrCat("[limits] stream_window_bytes = ", l.stream_window_bytes,
+                              " is out of range: 64KiB to 16MiB"));
   }
   ReadIn(toml, "limits", "fold_workers", &l.fold_workers, 0, 256);
   ReadIn(toml, "limits", "max_sessions", &l.max_sessions, 1, 1e6);
@@ -174,12 +158,8 @@ void ReadAggregation(TomlReader& toml, AggregationConfig* a) {
   ReadOptimizer(toml, a);
   ReadOneOf(toml, "aggregation", "partial_sum", &a->partial_sum, {"exact"});
   ReadIn(toml, "aggregation", "fraction_bits", &a->fraction_bits, 20, 44);
-  double bound = 0;
-  if (toml.Read("aggregation", "bound", &bound)) {
-    toml.Require(bound > 0 && std::isfinite(bound), "aggregation", "bound",
-                 absl::StrCat("[aggregation] bound = ", bound, " must be positive"));
-    a->bound = bound;
-  }
+  double bound = 0;  // how large it may be, the grid's proof says
+  if (toml.Read("aggregation", "bound", &bound)) a->bound = bound;
   ReadIn(toml, "aggregation", "max_round_weight", &a->max_round_weight, 1, 0x1p50);
   if (!toml.Has("aggregation", "max_client_weight")) a->max_client_weight = a->max_round_weight;
   ReadIn(toml, "aggregation", "max_client_weight", &a->max_client_weight, 1, 0x1p50);
@@ -220,11 +200,20 @@ void ReadStraggler(TomlReader& toml, const Config& config, StragglerConfig* s) {
   ReadIn(toml, "straggler", "participation", &s->participation, 0, 1);
   ReadIn(toml, "straggler", "quorum", &s->quorum, 1e-9, 1);
   ReadIn(toml, "straggler", "rejoin_grace_s", &s->rejoin_grace_s, 0, 1e6);
+  ReadIn(toml, "straggler", "degraded_work", &s->degraded_work, 0.01, 1);
   ReadOneOf(toml, "straggler", "late", &s->late, {"drop", "carry"});
   ReadIn(toml, "straggler", "max_staleness", &s->max_staleness, 1, 1000);
   toml.Require(s->late != "carry" || config.aggregation.fractional_weights, "straggler", "late",
                "[straggler] late = \"carry\" weighs late updates in fractions of an example: set "
                "[aggregation] fractional_weights = true");
+}
+
+void ReadTraining(TomlReader& toml, TrainingConfig* t) {
+  for (auto& [name, value] : t->values) {
+    if (!toml.Read("training", name, &value)) continue;
+    const absl::Status status = aggregation::CheckHyperparameter(name, value);
+    toml.Require(status.ok(), "training", name, absl::StrCat("[training] ", status.message()));
+  }
 }
 
 void ReadRoundSections(TomlReader& toml, Config* c) {
@@ -246,22 +235,31 @@ void ReadRoundSections(TomlReader& toml, Config* c) {
   toml.Require(!c->checkpoint.directory.empty(), "checkpoint", "directory",
                "[checkpoint] directory is required at the root: where models survive a crash");
   ReadIn(toml, "checkpoint", "keep", &c->checkpoint.keep, 1, 1000);
-  for (auto& [name, value] : c->training.values) toml.Read("training", name, &value);
-  toml.Require(c->training.values["lr"] > 0, "training", "lr", "[training] lr must be positive");
-  toml.Require(c->training.values["local_epochs"] >= 1, "training", "local_epochs",
-               "[training] local_epochs must be at least 1");
+}
+
+// A client's file, given to the wrong program: one finding says it better than a dozen.
+absl::Status CheckKind(const TomlReader& toml) {
+  if (!toml.Has("client") || toml.Has("node")) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(toml.Where("client", ""),
+                   ": this is a client's config, not an aggregator's: "
+                   "start it, or check it, with tributary-client"));
 }
 
 absl::StatusOr<Config> Interpret(TomlReader toml) {
+  RETURN_IF_ERROR(CheckKind(toml));
   Config config;
   ReadNode(toml, &config);
   ReadTransport(toml, &config.transport);
   ReadNodeSections(toml, &config);
+  CheckNodeTogether(toml, config);
   if (config.is_root()) {
     config.run.emplace();
     ReadRun(toml, &*config.run);
     ReadAggregation(toml, &config.aggregation);
     ReadRoundSections(toml, &config);
+    ReadTraining(toml, &config.training);
+    CheckRunTogether(toml, config);
   } else {
     for (const std::string& section : kRunSections) {
       if (!toml.Has(section)) continue;
@@ -273,8 +271,15 @@ absl::StatusOr<Config> Interpret(TomlReader toml) {
       toml.Ignore(section);
     }
   }
-  config.where["node.listen"] = toml.Where("node", "listen");
-  config.where["transport.listen"] = toml.Where("transport", "listen");
+  for (const auto& [section, key] :
+       std::initializer_list<std::pair<const char*, const char*>>{{"node", "listen"},
+                                                                  {"transport", "listen"},
+                                                                  {"log", "file"},
+                                                                  {"metrics", "rounds_file"},
+                                                                  {"run", "model"},
+                                                                  {"checkpoint", "directory"}}) {
+    config.where[absl::StrCat(section, ".", key)] = toml.Where(section, key);
+  }
   RETURN_IF_ERROR(toml.Finish());
   return config;
 }

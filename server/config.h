@@ -20,21 +20,36 @@ struct NodeConfig {                     // [node]
                                         // preference; empty: this is the root
 };
 
+struct RoceConfig {            // [transport.roce]: read where kind is "roce"; see transport/roce.h
+  std::string device;          // empty: by the link's address
+  int gid_index = -1;          // -1: by the link's address
+  uint32_t path_mtu = 0;       // 0: what both ports have
+  uint32_t traffic_class = 0;  // 0..255
+  uint32_t hop_limit = 64;     // 1..255
+  uint64_t arena_bytes = uint64_t{256} << 20;
+  std::string memory = "host";  // or "cuda"
+};
+
 struct TransportConfig {  // [transport]
-  std::string kind =
-      "tcp";  // towards the parent, and offered to children: "tcp" (later "shm", "roce", "auto")
-  std::string listen = "0.0.0.0:0";  // where children's links connect; port 0: any free one
+  // Towards the parent, and offered to children: "tcp", "shm" (one machine only), or "auto": the
+  // best that both sides can do.
+  std::string kind = "tcp";
+  std::string listen = "0.0.0.0:0";  // where children's tcp links connect; port 0: any free one
   std::string
       advertise;  // host:port told to children; default: the host they reached the front door by
   uint32_t lanes = 2;  // 1..16
   uint32_t slots = 8;  // receive slots per link, of 1 MiB each; 2..1024
   double heartbeat_s = 1;
   double progress_timeout_s = 60;
+  RoceConfig roce;
 };
 
 struct LimitsConfig {                           // [limits]
   uint64_t inflight_bytes = uint64_t{1} << 30;  // encoded updates and partial sums held at once
-  uint32_t fold_workers = 0;                    // 0: one a core
+  // What gRPC may take in of an upload beyond what this node has asked for; 64 KiB..16 MiB. Not in
+  // inflight_bytes: each upload that waits for its turn holds up to this.
+  uint64_t stream_window_bytes = uint64_t{1} << 16;
+  uint32_t fold_workers = 0;  // 0: one a core
   uint32_t max_sessions = 20000;
   double session_timeout_s = 30;  // a session without a heartbeat for this long has ended
   double upload_progress_timeout_s =
@@ -82,8 +97,10 @@ struct AggregationConfig {                   // [aggregation]
   uint64_t max_round_weight = 1 << 20;  // W_max: examples in a round
   uint64_t max_client_weight = 1 << 20;
   bool fractional_weights = false;
-  std::map<std::string, std::string> policies;  // [aggregation.policies] tensor name (or prefix*) =
-                                                // "mean" | "sum" | "max" | "first" | "skip"
+  std::map<std::string, std::string>
+      policies;  // [aggregation.policies] tensor name (or prefix*) =
+                 // "mean" | "sum" | "max" | "first" | "skip"; a name
+                 // goes before a prefix, a longer one before a shorter
 };
 
 struct CohortConfig {    // [cohort]
@@ -101,6 +118,7 @@ struct StragglerConfig {              // [straggler]
   double deadline_quantile = 0.8;     // adaptive: of the members' completion times; (0, 1]
   double deadline_margin = 2;         // adaptive: times that; 1..100
   double participation = 0.75;        // adaptive: the share wanted in; [0, 1]
+  double degraded_work = 1;           // (0, 1]: of its steps, that a slow client is asked for
   std::string late = "drop";          // or "carry"
   uint32_t max_staleness = 4;         // carry: rounds late at most; 1..1000
   double quorum = 1;                  // (0, 1]
@@ -116,10 +134,11 @@ struct CheckpointConfig {  // [checkpoint]
   int keep = 3;            // 1..1000
 };
 
-struct TrainingConfig {  // [training]: hyperparameters handed to clients; all numbers
-  std::map<std::string, double> values = {{"lr", 0.05},        {"momentum", 0},
-                                          {"weight_decay", 0}, {"local_epochs", 1},
-                                          {"batch_size", 32},  {"mu", 0}};
+// [training]: hyperparameters handed to clients; ranges: aggregation/hyperparameters.h
+struct TrainingConfig {
+  std::map<std::string, double> values = {
+      {"lr", 0.05},       {"momentum", 0}, {"weight_decay", 0}, {"local_epochs", 1},
+      {"batch_size", 32}, {"mu", 0},       {"fednova", 0}};
 };
 
 struct Config {
@@ -145,7 +164,7 @@ struct Config {
 // Reads and checks a file. INVALID_ARGUMENT with every finding, one a line, as
 //   configs/global.toml:12:3: unknown key "quorom" in [straggler]; did you mean "quorum"?
 // NOT_FOUND where the file is not there. Relative paths in it are relative to the working
-// directory.
+// directory. Of a model's file the header is read, to hold policies and limits against its tensors.
 absl::StatusOr<Config> LoadConfig(const std::string& path);
 absl::StatusOr<Config> ParseConfig(const std::string& text, const std::string& path_for_messages);
 

@@ -75,11 +75,16 @@ struct DoorCounters {
   std::atomic<int64_t> download_nanos{0};  // summed over downloads
 };
 
+// To be called before anything of gRPC is used in this process, so that connections are read in the
+// way whose memory is bounded. Does nothing the second time.
+void PrepareGrpc();
+
 class FrontDoor {
  public:
   struct Options {
     std::string listen;  // "host:port"; port 0 for any
     uint32_t max_sessions = 20000;
+    uint64_t stream_window_bytes = 1 << 16;  // of each upload, taken in before it is asked for
   };
   // Starts listening at once. UNAVAILABLE names the address (a port in use).
   static absl::StatusOr<std::unique_ptr<FrontDoor>> Start(const Options& options,

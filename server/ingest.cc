@@ -52,7 +52,7 @@ void Collector::OnPartialComplete(std::shared_ptr<IncomingPartial> partial,
 void Collector::OnPartialBroken(std::shared_ptr<IncomingPartial> partial, absl::Status why) {
   loop_->Post([this, partial = std::move(partial), why = std::move(why)] {
     spdlog::warn("the partial sum of \"{}\" broke off: {}", partial->header().id(), Text(why));
-    if (!tickets_.contains(partial->ticket)) return;
+    if (!Holds(partial->ticket, partial)) return;
     EndTicket(partial->ticket);
     if (machine_ != nullptr) Act(machine_->Aborted(partial->ticket, loop_->Now()));
   });
@@ -67,6 +67,16 @@ void Collector::Reserve(uint64_t ticket, uint64_t bytes, std::function<void()> g
     it->second.reserved = bytes;
     granted();
   });
+}
+
+bool Collector::Holds(uint64_t ticket, const std::shared_ptr<Upload>& upload) const {
+  const auto it = tickets_.find(ticket);
+  return it != tickets_.end() && it->second.upload == upload;
+}
+
+bool Collector::Holds(uint64_t ticket, const std::shared_ptr<IncomingPartial>& partial) const {
+  const auto it = tickets_.find(ticket);
+  return it != tickets_.end() && it->second.partial == partial;
 }
 
 void Collector::EndTicket(uint64_t ticket) {
@@ -206,9 +216,8 @@ void Collector::UploadStart(const std::shared_ptr<Upload>& upload) {
 
 void Collector::UploadComplete(const std::shared_ptr<Upload>& upload,
                                std::shared_ptr<const aggregation::EncodedUpdate> update) {
-  const auto it = tickets_.find(upload->ticket);
-  if (it == tickets_.end()) return;  // answered already
   const uint64_t ticket = upload->ticket;
+  if (!Holds(ticket, upload)) return;  // answered already
   auto metrics = aggregation::MetricsToSums(upload->header().metrics());
   google::protobuf::RepeatedPtrField<v1::MetricSum> trial = metrics_;
   const absl::Status status =
@@ -226,7 +235,7 @@ void Collector::UploadComplete(const std::shared_ptr<Upload>& upload,
     EndTicket(ticket);
     return;
   }
-  it->second.metrics = *std::move(metrics);
+  tickets_[ticket].metrics = *std::move(metrics);
   last_upload_ = loop_->Now();
   stragglers_.Whole(upload->header().id(), update->encoded_bytes(), false, last_upload_);
   bytes_.from_clients += update->encoded_bytes();
@@ -238,7 +247,7 @@ void Collector::UploadComplete(const std::shared_ptr<Upload>& upload,
 void Collector::UploadFailed(const std::shared_ptr<Upload>& upload,
                              const aggregation::Refusal& refusal) {
   std::erase(held_, upload);
-  if (!tickets_.contains(upload->ticket)) return;
+  if (!Holds(upload->ticket, upload)) return;
   const uint64_t ticket = upload->ticket;
   const std::string& id = upload->header().id();
   // Damage on the way is worth another try; content is not.
@@ -339,16 +348,15 @@ void Collector::PartialStart(const std::shared_ptr<IncomingPartial>& partial) {
 
 void Collector::PartialComplete(const std::shared_ptr<IncomingPartial>& partial,
                                 std::shared_ptr<const aggregation::PackedPartial> packed) {
-  const auto it = tickets_.find(partial->ticket);
-  if (it == tickets_.end()) return;
   const uint64_t ticket = partial->ticket;
+  if (!Holds(ticket, partial)) return;
   const v1::PartialSumHeader& header = partial->header();
   if (!machine_->Commit(ticket)) {
     spdlog::warn("partial sum of \"{}\" for round {} came too late", header.id(), header.round());
     EndTicket(ticket);
     return;
   }
-  it->second.metrics = header.metrics();
+  tickets_[ticket].metrics = header.metrics();
   last_partial_ = loop_->Now();
   stragglers_.Whole(header.id(), header.packed_bytes(), true, last_partial_);
   bytes_.from_aggregators += header.packed_bytes();

@@ -29,25 +29,29 @@ NodeBase::~NodeBase() {
   tier_.reset();
 }
 
+std::string NodeBase::Where(const std::string& key) const {
+  const auto it = options_.config.where.find(key);
+  return it == options_.config.where.end() ? key : it->second;
+}
+
 absl::Status NodeBase::OpenPorts() {
   const Config& config = options_.config;
-  ASSIGN_OR_RETURN(rounds_file_, RoundsFile::Open(config.metrics.rounds_file));
-  const auto at = [&](const char* key) {
-    const auto it = config.where.find(key);
-    return it == config.where.end() ? std::string(key) : it->second;
-  };
+  auto rounds_file = RoundsFile::Open(config.metrics.rounds_file);
+  if (!rounds_file.ok()) return Annotate(rounds_file.status(), Where("metrics.rounds_file"));
+  rounds_file_ = *std::move(rounds_file);
   auto tier = TierLinks::Start(config.transport, config.node.name, collector_.get());
-  if (!tier.ok()) return Annotate(tier.status(), at("transport.listen"));
+  if (!tier.ok()) return Annotate(tier.status(), Where("transport.listen"));
   tier_ = *std::move(tier);
   collector_->AttachTier(tier_.get());
-  auto door =
-      FrontDoor::Start({.listen = config.node.listen, .max_sessions = config.limits.max_sessions},
-                       collector_.get(), collector_->shelf());
-  if (!door.ok()) return Annotate(door.status(), at("node.listen"));
+  auto door = FrontDoor::Start({.listen = config.node.listen,
+                                .max_sessions = config.limits.max_sessions,
+                                .stream_window_bytes = config.limits.stream_window_bytes},
+                               collector_.get(), collector_->shelf());
+  if (!door.ok()) return Annotate(door.status(), Where("node.listen"));
   door_ = *std::move(door);
   collector_->AttachDoor(door_.get());
   spdlog::info("\"{}\" listens on {} (port {}), links over {} on {}", config.node.name,
-               config.node.listen, door_->port(), tier_->transport(), tier_->address());
+               config.node.listen, door_->port(), tier_->kind(), tier_->places().front().address);
   return absl::OkStatus();
 }
 
@@ -92,6 +96,7 @@ void NodeBase::Publish(RoundReport report) {
 }
 
 absl::StatusOr<std::unique_ptr<Node>> Node::Create(Options options) {
+  PrepareGrpc();
   return options.config.is_root() ? CreateRoot(std::move(options)) : CreateRack(std::move(options));
 }
 

@@ -30,6 +30,8 @@ class NodeBase : public Node {
   // Tells all members, waits for them to hang up (at most two seconds), and ends Run with `result`.
   void End(v1::Stop::Kind kind, const std::string& reason, absl::Status result);
   bool ending() const { return ending_; }
+  // "file:line:column" of a key ("node.listen"), for errors found after the config was read.
+  std::string Where(const std::string& key) const;
   void Publish(RoundReport report);
 
   Options options_;

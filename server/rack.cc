@@ -68,6 +68,13 @@ class Rack final : public NodeBase, public UplinkHandler {
   void OnForwarded(uint64_t round, absl::Status status, double seconds) override {
     loop_.Post([this, round, status, seconds] { Forwarded(round, status, seconds); });
   }
+  void OnReleased(uint64_t forward) override {
+    loop_.Post([this, forward] {
+      if (forward != lent_to_) return;
+      lent_to_ = 0;
+      BeginPending();
+    });
+  }
 
  private:
   void Begin() override {
@@ -143,14 +150,17 @@ class Rack final : public NodeBase, public UplinkHandler {
   }
 
   void GiveUp(const std::string& why) {
-    uplink_->Abandon();
+    Recall();
     waiting_outcome_ = false;
     collector_->Finish(false, false, why);
     BeginPending();
   }
 
+  // The forwarder may read the sum for a moment yet: no round begins on it until it is let go.
+  void Recall() { lent_to_ = uplink_->Abandon(); }
+
   void BeginPending() {
-    if (!pending_.has_value() || collector_->running() || model_ == nullptr ||
+    if (!pending_.has_value() || collector_->running() || lent_to_ != 0 || model_ == nullptr ||
         model_->sha256 != pending_->base_sha256()) {
       return;
     }
@@ -253,7 +263,6 @@ class Rack final : public NodeBase, public UplinkHandler {
     }
     header.set_late(round_.result.late);
     header.set_ingress_bytes(round_.bytes.below);
-    uplink_->Abandon();  // an earlier try that still runs
     uplink_->Forward(std::move(header), collector_->sum());
   }
 
@@ -278,7 +287,7 @@ class Rack final : public NodeBase, public UplinkHandler {
       collector_->CloseNow();
       return;
     }
-    uplink_->Abandon();
+    Recall();
     waiting_outcome_ = false;
     RoundReport report;
     report.run = run_;
@@ -287,9 +296,11 @@ class Rack final : public NodeBase, public UplinkHandler {
     report.committed = outcome.committed() && outcome.included();
     report.why_not = outcome.reason();
     report.collected = round_;
+    report.weight_fraction_bits =
+        static_cast<int>(collector_->spec().grid().weight_fraction_bits());
     report.seconds = absl::ToDoubleSeconds(loop_.Now() - round_started_);
     report.codec = collector_->spec().codec();
-    report.transport = c_.transport.kind;
+    report.transport = uplink_->transport();
     report.model_bytes = model_->bytes.size();
     report.model_sha256 = absl::BytesToHexString(model_->sha256);
     report.metrics = MetricMeans(round_.metrics);
@@ -312,6 +323,7 @@ class Rack final : public NodeBase, public UplinkHandler {
   std::optional<v1::RoundSpec> pending_;
   std::optional<v1::Outcome> early_outcome_;
   bool waiting_outcome_ = false;
+  uint64_t lent_to_ = 0;  // the given up forward that still reads the sum; 0: none
   CollectedRound round_;
   absl::Duration round_started_;
   absl::Duration forward_time_ = kFirstForwardGuess;

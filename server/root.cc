@@ -7,11 +7,14 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_join.h"
+#include "aggregation/fednova.h"
 #include "aggregation/optimizer.h"
 #include "base/status.h"
 #include "models/builtin.h"
 #include "models/safetensors.h"
 #include "server/checkpoint.h"
+#include "server/internal/config_checks.h"
+#include "server/internal/policies.h"
 #include "server/node_base.h"
 
 namespace tributary::server {
@@ -21,54 +24,18 @@ constexpr absl::Duration kWaitingLogEvery = absl::Seconds(10);
 // Protobuf messages end at 2 GiB; some of it is for the rest of the state.
 constexpr uint64_t kMostStateBytes = 2'000'000'000;
 
-aggregation::Policy PolicyNamed(const std::string& name) {
-  if (name == "sum") return aggregation::Policy::kSum;
-  if (name == "max") return aggregation::Policy::kMax;
-  if (name == "first") return aggregation::Policy::kFirst;
-  if (name == "skip") return aggregation::Policy::kSkip;
-  return aggregation::Policy::kMean;
-}
-
-// The layout with [aggregation.policies] applied: exact names, or prefixes ending in '*'.
-absl::StatusOr<std::shared_ptr<const aggregation::ModelLayout>> WithPolicies(
-    std::shared_ptr<const aggregation::ModelLayout> layout,
-    const std::map<std::string, std::string>& policies) {
-  if (policies.empty()) return layout;
-  std::vector<aggregation::TensorSpec> tensors = layout->tensors();
-  for (const auto& [pattern, policy] : policies) {
-    const bool prefix = pattern.ends_with('*');
-    bool matched = false;
-    for (aggregation::TensorSpec& tensor : tensors) {
-      if (prefix ? tensor.name.starts_with(pattern.substr(0, pattern.size() - 1))
-                 : tensor.name == pattern) {
-        tensor.policy = PolicyNamed(policy);
-        matched = true;
-      }
-    }
-    if (!matched) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("[aggregation.policies] \"", pattern, "\" fits no tensor of the model"));
-    }
-  }
-  return aggregation::ModelLayout::Create(std::move(tensors));
-}
-
 class Root final : public NodeBase {
  public:
   explicit Root(Options options) : NodeBase(std::move(options)), c_(options_.config) {}
 
   absl::Status Open() {
-    aggregation::GridRequest request;
-    request.fraction_bits = c_.aggregation.fraction_bits;
-    request.bound = c_.aggregation.bound;
-    request.max_weight = c_.aggregation.max_round_weight;
-    request.fractional_weights = c_.aggregation.fractional_weights;
     std::string note;
-    ASSIGN_OR_RETURN(grid_, aggregation::ProveGrid(request, &note));
+    ASSIGN_OR_RETURN(grid_, aggregation::ProveGrid(GridRequestOf(c_.aggregation), &note));
     if (!note.empty()) spdlog::warn("{}", note);
-    ASSIGN_OR_RETURN(store_, CheckpointStore::Open({.directory = c_.checkpoint.directory,
-                                                    .run = c_.run->name,
-                                                    .keep = c_.checkpoint.keep}));
+    auto store = CheckpointStore::Open(
+        {.directory = c_.checkpoint.directory, .run = c_.run->name, .keep = c_.checkpoint.keep});
+    if (!store.ok()) return Annotate(store.status(), Where("checkpoint.directory"));
+    store_ = *std::move(store);
     if (options_.config.metrics.rounds_file.empty())
       options_.config.metrics.rounds_file = store_->path() + "/rounds.jsonl";
     RETURN_IF_ERROR(LoadModel());
@@ -86,7 +53,7 @@ class Root final : public NodeBase {
     absl::StatusOr<models::Model> model = models::IsBuiltin(c_.run->model)
                                               ? models::BuiltinModel(c_.run->model, c_.run->seed)
                                               : models::ReadSafetensors(c_.run->model);
-    RETURN_IF_ERROR(model.status());
+    if (!model.ok()) return Annotate(model.status(), Where("run.model"));
     ASSIGN_OR_RETURN(auto layout, WithPolicies(model->layout, c_.aggregation.policies));
     RETURN_IF_ERROR(MakeOptimizer(layout));
     model_ = ModelVersion::Make(0, std::move(layout), std::move(model->bytes));
@@ -227,7 +194,8 @@ class Root final : public NodeBase {
     spec.set_minimum(c_.cohort.minimum);
     spec.set_maximum(c_.cohort.maximum);
     spec.set_quorum(c_.straggler.quorum);
-    // In units of the grid, as the updates' weights are.
+    // In the grid's units, as all weights on the wire. The proof has room for it: it is at most the
+    // round's.
     spec.set_max_client_weight(c_.aggregation.max_client_weight << grid_.weight_fraction_bits);
     for (const auto& [name, value] : c_.training.values)
       (*spec.mutable_hyperparameters())[name] = value;
@@ -262,8 +230,9 @@ class Root final : public NodeBase {
     report_.codec = spec_.codec();
     report_.model_bytes = model_->bytes.size();
     report_.metrics = MetricMeans(round.metrics);
-    report_.transport = round.bytes.from_aggregators > 0 ? tier_->transport() : "none";
+    report_.transport = round.bytes.from_aggregators > 0 ? tier_->used() : "none";
     report_.collected = std::move(round);
+    report_.weight_fraction_bits = grid_.weight_fraction_bits;
     if (shutting_down_ && !report_.collected.result.success) {
       collector_->Finish(false, false, "the aggregator shuts down");
       End(v1::Stop::GOING_AWAY, "shutting down", absl::OkStatus());
@@ -307,9 +276,19 @@ class Root final : public NodeBase {
     Applied out;
     const absl::Duration start = clock_.Monotonic();
     std::vector<uint8_t> next(model_->bytes.size());
-    out.status = optimizer_->Apply(
-        {.sum = *collector_->sum(), .grid = grid_, .weight = result.weight, .round = spec.round()},
-        model_->bytes, next);
+    double scale = 1;
+    if (c_.training.values.at("fednova") > 0) {
+      const auto steps = aggregation::EffectiveSteps(report_.collected.metrics);
+      out.status = steps.status();
+      if (!out.status.ok()) return out;
+      scale = *steps;
+    }
+    out.status = optimizer_->Apply({.sum = *collector_->sum(),
+                                    .grid = grid_,
+                                    .weight = result.weight,
+                                    .round = spec.round(),
+                                    .scale = scale},
+                                   model_->bytes, next);
     if (!out.status.ok()) return out;
     out.model = ModelVersion::Make(spec.round(), model_->layout, std::move(next));
     const absl::Duration applied = clock_.Monotonic();

@@ -1,6 +1,7 @@
 // JSON and text forms of a round's report.
 #include "server/round_report.h"
 
+#include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -40,7 +41,11 @@ std::string ToJson(const RoundReport& r) {
                     {"apply", c.phases.apply},
                     {"commit", c.phases.commit}};
   json["accepted"] = c.result.clients;
-  json["weight"] = c.result.weight;
+  if (r.weight_fraction_bits == 0) {
+    json["weight"] = c.result.weight;
+  } else {
+    json["weight"] = std::ldexp(static_cast<double>(c.result.weight), -r.weight_fraction_bits);
+  }
   json["late"] = c.result.late;
   json["rejected"] = c.result.rejected.empty() ? nlohmann::ordered_json::object()
                                                : nlohmann::ordered_json(c.result.rejected);

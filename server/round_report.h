@@ -19,8 +19,11 @@ struct RoundReport {
   bool committed = false;
   std::string why_not;
   CollectedRound collected;
-  double seconds = 0;     // announce to commit (racks: to forward)
-  std::string transport;  // of the tier below: "tcp", or "none" where no aggregator took part
+  int weight_fraction_bits = 0;  // of collected.result.weight: its units are 2^-this of an example
+  double seconds = 0;            // announce to commit (racks: to forward)
+  // Really used: at the root towards the tier below ("tcp", "shm+tcp"; "none" where no aggregator
+  // took part), elsewhere towards the parent.
+  std::string transport;
   std::string codec;
   std::string model_sha256;  // hex; of the model after this round
   uint64_t model_bytes = 0;

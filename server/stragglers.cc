@@ -43,6 +43,7 @@ v1::Stragglers StragglersProto(const StragglerConfig& config) {
   proto.set_margin(config.deadline_margin);
   proto.set_floor_ms(static_cast<uint64_t>(config.deadline_floor_s * 1000));
   proto.set_participation(config.participation);
+  proto.set_degraded_work(config.degraded_work);
   return proto;
 }
 
@@ -66,14 +67,20 @@ void Stragglers::BeginRound(v1::RoundSpec* spec) {
   marks_.clear();
 }
 
-void Stragglers::TaskSent(const std::string& id, absl::Duration now) { marks_[id].task = now; }
+double Stragglers::Work(const std::string& id) const {
+  return pace_.degraded(id) && policy_.degraded_work() > 0 ? policy_.degraded_work() : 1;
+}
+
+void Stragglers::TaskSent(const std::string& id, absl::Duration now) {
+  marks_[id] = {.task = now, .offer = absl::ZeroDuration(), .work = Work(id)};
+}
 
 void Stragglers::OfferSeen(const std::string& id, absl::Duration now) {
   Mark& mark = marks_[id];
   mark.offer = now;
   // The model's way down is in it: the node does not see when a client has it.
   if (mark.task > absl::ZeroDuration()) {
-    pace_.Observe(id, PaceMetric::kTrain, absl::ToDoubleSeconds(now - mark.task));
+    pace_.Observe(id, PaceMetric::kTrain, absl::ToDoubleSeconds(now - mark.task) / mark.work);
   }
 }
 
@@ -98,7 +105,11 @@ WaitReport Stragglers::EndRound(const aggregation::RoundMachine& machine, absl::
   for (const aggregation::MemberTime& member : machine.Times()) {
     if (member.answer == Answer::kAccepted) {
       times.push_back(member.took);
-      pace_.Observe(member.id, PaceMetric::kRound, absl::ToDoubleSeconds(member.took));
+      // Of less work it says what all of it would have taken, about: else a slow member would seem
+      // well as soon as it was spared.
+      const auto mark = marks_.find(member.id);
+      const double work = mark == marks_.end() ? 1 : mark->second.work;
+      pace_.Observe(member.id, PaceMetric::kRound, absl::ToDoubleSeconds(member.took) / work);
     } else if (member.answer == Answer::kAwaited) {
       ++report.unanswered;
       // Where the round closed early nobody knows how much longer it would have taken.

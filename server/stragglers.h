@@ -40,6 +40,8 @@ class Stragglers {
   uint64_t max_staleness() const { return max_staleness_; }
   double Preference(const std::string& id) const { return pace_.Preference(id); }
 
+  // The share of its steps that it is asked for in its next task; 1: all.
+  double Work(const std::string& id) const;
   void TaskSent(const std::string& id, absl::Duration now);
   void OfferSeen(const std::string& id, absl::Duration now);  // its upload or partial sum begins
   void Whole(const std::string& id, uint64_t bytes, bool aggregator, absl::Duration now);
@@ -49,6 +51,7 @@ class Stragglers {
  private:
   struct Mark {
     absl::Duration task, offer;
+    double work = 1;
   };
   v1::Stragglers policy_;
   aggregation::Late late_ = aggregation::Late::kDrop;

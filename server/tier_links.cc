@@ -8,13 +8,15 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
+#include "server/fabrics.h"
 #include "server/tier_stream.h"
-#include "transport/tcp.h"
 
 namespace tributary::server {
 namespace {
@@ -66,6 +68,7 @@ class ChildLink {
   }
   const v1::TierHello& hello() const { return hello_; }
   bool over() const { return over_.load(); }
+  std::string transport() const { return std::string(link_->transport()); }
   transport::LinkStats stats() const { return link_->stats(); }
 
   void SendModel(std::shared_ptr<const ModelVersion> model) {
@@ -234,26 +237,28 @@ class FabricTierLinks final : public TierLinks {
   }
 
   absl::Status Listen(const TransportConfig& config, const std::string& node_name) {
-    fabric_ = transport::MakeTcpFabric();
+    ASSIGN_OR_RETURN(FabricChoice choice, MakeFabric(config));
+    fabric_ = std::move(choice.fabric);
     transport::LinkOptions options;
     options.name = node_name;
     options.slots = config.slots;
     options.lanes = config.lanes;
     options.heartbeat = absl::Seconds(config.heartbeat_s);
     options.progress_timeout = absl::Seconds(config.progress_timeout_s);
-    ASSIGN_OR_RETURN(listener_, fabric_->Listen(config.listen, options));
-    address_ = config.advertise;
-    if (address_.empty()) {
-      // Only the port: the child reaches it by the host under which it reached the front door.
-      const std::string bound = listener_->address();
-      address_ = bound.substr(bound.rfind(':'));
-    }
+    ASSIGN_OR_RETURN(listener_, fabric_->Listen(choice.listen, options));
+    places_ = PlacesToTell(config.kind, listener_->address(), config.advertise);
     acceptor_ = std::thread([this] { Accept(); });
     return absl::OkStatus();
   }
 
-  std::string transport() const override { return std::string(fabric_->name()); }
-  std::string address() const override { return address_; }
+  std::string kind() const override { return std::string(fabric_->name()); }
+  const std::vector<LinkPlace>& places() const override { return places_; }
+  std::string used() const override {
+    std::lock_guard lock(mu_);
+    std::set<std::string> kinds;
+    for (const auto& [id, link] : links_) kinds.insert(link->transport());
+    return kinds.empty() ? last_used_ : absl::StrJoin(kinds, "+");
+  }
 
   void SendModel(const std::string& id, uint64_t epoch,
                  std::shared_ptr<const ModelVersion> model) override {
@@ -332,6 +337,7 @@ class FabricTierLinks final : public TierLinks {
       }
       const std::string id = hello.id();
       spdlog::info("link from \"{}\" over {}", id, link->transport());
+      last_used_ = std::string(link->transport());
       const uint64_t epoch = hello.epoch();
       auto& slot = links_[id];
       slot = std::make_unique<ChildLink>(std::move(link), std::move(hello), handler_, patience_);
@@ -347,7 +353,7 @@ class FabricTierLinks final : public TierLinks {
   const absl::Duration patience_;
   std::unique_ptr<transport::Fabric> fabric_;
   std::unique_ptr<transport::Listener> listener_;
-  std::string address_;
+  std::vector<LinkPlace> places_;
   std::thread acceptor_;
   mutable std::mutex mu_;
   Links links_;                                    // guarded by mu_
@@ -355,6 +361,7 @@ class FabricTierLinks final : public TierLinks {
   std::map<std::string, std::pair<uint64_t, std::shared_ptr<const ModelVersion>>>
       wanted_;                 // guarded by mu_
   transport::LinkStats past_;  // guarded by mu_
+  std::string last_used_;      // guarded by mu_
 };
 
 }  // namespace

@@ -8,11 +8,13 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "aggregation/fold_pool.h"
 #include "server/config.h"
+#include "server/fabrics.h"
 #include "server/model_version.h"
 #include "transport/link.h"
 #include "tributary/v1/tier_service.pb.h"
@@ -47,9 +49,12 @@ class TierLinks {
   static absl::StatusOr<std::unique_ptr<TierLinks>> Start(const TransportConfig& config,
                                                           const std::string& node_name,
                                                           TierHandler* handler);
-  virtual ~TierLinks() = default;  // cancels all links, joins all threads
-  virtual std::string transport() const = 0;
-  virtual std::string address() const = 0;  // what children are told: "host:port" or ":port"
+  virtual ~TierLinks() = default;                            // cancels all links, joins all threads
+  virtual std::string kind() const = 0;                      // as configured
+  virtual const std::vector<LinkPlace>& places() const = 0;  // what children are told
+  // The transports of the children's links, "shm" or "shm+tcp"; of the last one where all have
+  // ended; empty before the first.
+  virtual std::string used() const = 0;
   // Sends the model to the child of this epoch as soon as its link is up; a newer model replaces
   // one not yet begun.
   virtual void SendModel(const std::string& id, uint64_t epoch,

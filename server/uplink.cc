@@ -15,8 +15,8 @@
 #include "absl/time/clock.h"
 #include "base/philox.h"
 #include "base/status.h"
+#include "server/fabrics.h"
 #include "server/tier_stream.h"
-#include "transport/tcp.h"
 #include "tributary/v1/client_service.grpc.pb.h"
 
 namespace tributary::server {
@@ -66,6 +66,11 @@ class GrpcUplink final : public Uplink {
     wake_.notify_all();
   }
 
+  std::string transport() override {
+    std::lock_guard lock(mu_);
+    return transport_;
+  }
+
   void SetHeld(const std::string& sha256) override {
     std::lock_guard lock(mu_);
     held_ = sha256;
@@ -80,28 +85,34 @@ class GrpcUplink final : public Uplink {
   void Forward(v1::PartialSumHeader header, const aggregation::ExactAccumulator* sum) override {
     {
       std::lock_guard lock(mu_);
-      job_ = Job{std::move(header), sum};
-      give_up_ = false;
+      GiveUp();
+      job_ = Job{++last_job_, std::move(header), sum};
     }
     wake_.notify_all();
   }
 
-  void Abandon() override {
-    std::unique_lock lock(mu_);
-    job_.reset();
-    give_up_ = true;
-    // A stream that waits for the parent's credit would hold the caller up; the link is made anew.
-    if (forwarding_ && link_ != nullptr) link_->Cancel("the round was given up");
-    wake_.notify_all();
-    wake_.wait(lock, [this] { return !forwarding_; });
+  uint64_t Abandon() override {
+    std::lock_guard lock(mu_);
+    GiveUp();
+    return running_job_;
   }
 
  private:
   struct Job {
+    uint64_t number;
     v1::PartialSumHeader header;
     const aggregation::ExactAccumulator* sum;
   };
   using Stream = grpc::ClientReaderWriter<v1::SessionRequest, v1::SessionResponse>;
+
+  // mu_ is held.
+  void GiveUp() {
+    job_.reset();
+    given_up_ = last_job_;
+    // A stream that waits for the parent's credit would wait on; the link is made anew.
+    if (running_job_ != 0 && running_link_ != nullptr)
+      running_link_->Cancel("the round was given up");
+  }
 
   bool stopping() {
     std::lock_guard lock(mu_);
@@ -147,11 +158,11 @@ class GrpcUplink final : public Uplink {
     arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 10000);
     arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 5000);
     arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+    // gRPC's name for how long an attempt to connect may take. The channel is not waited for: the
+    // stream fails when the attempt does, and a stop can cancel it meanwhile.
+    arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS,
+                     static_cast<int>(absl::ToInt64Milliseconds(kConnectTimeout)));
     auto channel = grpc::CreateCustomChannel(parent, grpc::InsecureChannelCredentials(), arguments);
-    if (!channel->WaitForConnected(std::chrono::system_clock::now() +
-                                   absl::ToChronoSeconds(kConnectTimeout))) {
-      return absl::UnavailableError("no connection");
-    }
     auto stub = v1::Aggregator::NewStub(channel);
     grpc::ClientContext context;
     std::shared_ptr<Stream> stream;
@@ -207,12 +218,13 @@ class GrpcUplink final : public Uplink {
         heartbeat_due_ = true;
         run_ = joined.run();
         if (layout.ok()) layout_ = *layout;
-        for (const auto& link : joined.links()) {
-          if (link.transport() != options_.transport.kind) continue;
-          link_wanted_ =
-              link.address().starts_with(':') ? HostOf(parent) + link.address() : link.address();
-        }
-        if (!link_wanted_.has_value()) {
+        std::vector<LinkPlace> places;
+        for (const auto& link : joined.links())
+          places.push_back({link.transport(), link.address()});
+        const std::string place = PlaceToTake(options_.transport.kind, places, HostOf(parent));
+        if (!place.empty()) {
+          link_wanted_ = place;
+        } else {
           spdlog::error("parent {} offers no link over {}; set the same [transport] kind on both",
                         parent, options_.transport.kind);
         }
@@ -269,7 +281,9 @@ class GrpcUplink final : public Uplink {
   // ---- The link
 
   void LinkLoop() {
-    const auto fabric = transport::MakeTcpFabric();
+    // Two: a link that ends may still hold its memory while the next is made.
+    const absl::StatusOr<FabricChoice> choice = MakeFabric(options_.transport, /*links=*/2);
+    if (!choice.ok()) return spdlog::error("no link to the parent: {}", Text(choice.status()));
     absl::Duration wait = kBackoffMin;
     while (true) {
       std::string address;
@@ -289,11 +303,12 @@ class GrpcUplink final : public Uplink {
       transport::LinkOptions link_options;
       link_options.name = options_.id;
       link_options.hello = hello.SerializeAsString();
+      link_options.connect_timeout = kConnectTimeout;  // a stop waits for it
       link_options.slots = options_.transport.slots;
       link_options.lanes = options_.transport.lanes;
       link_options.heartbeat = absl::Seconds(options_.transport.heartbeat_s);
       link_options.progress_timeout = absl::Seconds(options_.transport.progress_timeout_s);
-      auto link = fabric->Connect(address, link_options);
+      auto link = choice->fabric->Connect(address, link_options);
       absl::Status status = link.status();
       if (link.ok()) {
         wait = kBackoffMin;
@@ -302,7 +317,9 @@ class GrpcUplink final : public Uplink {
           std::lock_guard lock(mu_);
           if (stopping_) return;
           link_ = shared;
+          transport_ = std::string(shared->transport());
         }
+        spdlog::info("link to \"{}\" over {}", shared->peer(), shared->transport());
         wake_.notify_all();
         status = ReceiveModels(*shared, layout);
         std::lock_guard lock(mu_);
@@ -363,36 +380,39 @@ class GrpcUplink final : public Uplink {
       if (stopping_) return;
       Job job = *std::move(job_);
       job_.reset();
-      forwarding_ = true;
+      running_job_ = job.number;
+      running_link_ = link_;
       const std::shared_ptr<transport::Link> link = link_;
       lock.unlock();
       const absl::Time start = absl::Now();
       const absl::Status status = Send(*link, &job);
       const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
+      if (!status.ok()) link->Cancel("a partial sum was not sent to its end");
       lock.lock();
-      forwarding_ = false;
-      const bool again = !status.ok() && !give_up_ && !stopping_ && !job_.has_value();
-      if (again) job_ = std::move(job);  // the link broke: once more over the next one
-      wake_.notify_all();
-      if (again && link_ == link) link_ = nullptr;
-      if (again || give_up_) continue;
+      running_job_ = 0;
+      running_link_ = nullptr;
+      const bool given_up = job.number <= given_up_;
+      const bool again =
+          !status.ok() && !absl::IsInvalidArgument(status) && !given_up && !stopping_;
+      if (!status.ok() && link_ == link) link_ = nullptr;
       lock.unlock();
-      handler_->OnForwarded(job.header.round(), status, seconds);
+      if (given_up) {
+        handler_->OnReleased(job.number);
+      } else if (!again) {
+        handler_->OnForwarded(job.header.round(), status, seconds);
+      }
       lock.lock();
+      // The link broke: once more over the next one, unless there is a newer word by now.
+      if (again && job.number > given_up_) job_ = std::move(job);
     }
   }
 
   absl::Status Send(transport::Link& link, Job* job) {
-    const auto cancelled = [this] {
+    const auto cancelled = [this, job] {
       std::lock_guard lock(mu_);
-      return give_up_ || stopping_;
+      return job->number <= given_up_ || stopping_;
     };
-    std::vector<uint8_t> scratch(aggregation::kMaxPackedChunkBytes);
-    uint64_t packed_bytes = 0;
-    for (uint64_t i = 0; i < job->header.chunks() && !cancelled(); ++i) {
-      packed_bytes += job->sum->PackChunk(i, scratch.data());
-    }
-    job->header.set_packed_bytes(packed_bytes);
+    job->header.set_packed_bytes(job->sum->PackedBytes());
     return SendStream(
         link, PartialStreamId(job->header.round()), job->header.SerializeAsString(),
         job->header.chunks(), absl::Seconds(options_.transport.progress_timeout_s),
@@ -417,9 +437,13 @@ class GrpcUplink final : public Uplink {
   std::optional<std::string> link_wanted_;
   std::shared_ptr<const aggregation::ModelLayout> layout_;
   std::shared_ptr<transport::Link> link_;
-  std::optional<Job> job_;
-  bool forwarding_ = false;
-  bool give_up_ = false;
+  std::string transport_;  // of the last link
+  // Forwards are numbered from 1; 0 is none.
+  std::optional<Job> job_;  // waits for the link or the one that runs
+  uint64_t last_job_ = 0;
+  uint64_t given_up_ = 0;  // this one and all before
+  uint64_t running_job_ = 0;
+  std::shared_ptr<transport::Link> running_link_;
   std::thread session_thread_, heartbeat_thread_, link_thread_, forward_thread_;
 };
 

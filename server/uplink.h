@@ -30,6 +30,8 @@ class UplinkHandler {
   virtual void OnModel(std::shared_ptr<const ModelVersion> model) = 0;
   // A partial sum is all on its way (or the last try failed).
   virtual void OnForwarded(uint64_t round, absl::Status status, double seconds) = 0;
+  // The sum of a Forward that was given up while it ran is not read any more; as Abandon named it.
+  virtual void OnReleased(uint64_t forward) = 0;
 };
 
 class Uplink {
@@ -45,13 +47,15 @@ class Uplink {
 
   virtual void SetCensus(uint64_t clients,
                          uint64_t examples) = 0;  // told to the parent at once when it changed
+  virtual std::string transport() = 0;  // of the link to the parent, or the last one; "" before it
   virtual void SetHeld(const std::string& sha256) = 0;  // the model held, for the next Join
   virtual void SendReport(const v1::Report& report) = 0;
-  // Streams the sum up, once the link is there; `sum` must not change until OnForwarded or Abandon
-  // returns. header.packed_bytes is filled in here.
+  // Streams the sum up, once the link is there; an earlier Forward is given up. `sum` must not
+  // change until OnForwarded, or as Abandon says. header.packed_bytes is filled in here.
   virtual void Forward(v1::PartialSumHeader header, const aggregation::ExactAccumulator* sum) = 0;
-  virtual void
-  Abandon() = 0;  // gives up the running Forward; when it returns, the sum is not read any more
+  // Gives up the Forward that waits or runs; OnForwarded does not come for it. Does not block. 0:
+  // no sum is being read. Else the number of the one that still reads: OnReleased names it soon.
+  virtual uint64_t Abandon() = 0;
 };
 
 }  // namespace tributary::server

@@ -6,20 +6,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
+#include "base/toml_checks.h"
 #include "base/toml_reader.h"
 
 namespace tributary::simulate {
 namespace {
-
-template <typename T>
-void ReadIn(TomlReader& toml, const std::string& section, const std::string& key, T* out,
-            double low, double high) {
-  if (!toml.Read(section, key, out)) return;
-  const auto value = static_cast<double>(*out);
-  toml.Require(
-      value >= low && value <= high, section, key,
-      absl::StrCat("[", section, "] ", key, " = ", *out, " is out of range: ", low, " to ", high));
-}
 
 // A key in a unit of the file's, kept in another.
 void ReadScaled(TomlReader& toml, const std::string& section, const std::string& key, double unit,

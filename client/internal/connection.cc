@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "base/clock.h"
 #include "client/internal/channels.h"
+#include "client/internal/for_good.h"
 
 namespace tributary::client::internal {
 namespace {
@@ -16,20 +17,6 @@ constexpr absl::Duration kDefaultHeartbeat = absl::Seconds(5);  // where the agg
 constexpr absl::Duration kGoodbye = absl::Seconds(1);
 
 absl::Duration Now() { return RealClock().Monotonic(); }
-
-// Errors that the same Join would meet again.
-bool ForGood(const absl::Status& status) {
-  switch (status.code()) {
-    case absl::StatusCode::kInvalidArgument:
-    case absl::StatusCode::kFailedPrecondition:
-    case absl::StatusCode::kUnimplemented:
-    case absl::StatusCode::kPermissionDenied:
-    case absl::StatusCode::kUnauthenticated:
-      return true;
-    default:
-      return false;
-  }
-}
 
 gpr_timespec After(absl::Duration wait) {
   const int64_t ms = std::clamp<int64_t>(absl::ToInt64Milliseconds(wait + absl::Microseconds(999)),

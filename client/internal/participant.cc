@@ -247,10 +247,9 @@ void Participant::Train(const TrainTask& task, const TaskKey& key) {
   if (!result.ok()) return Decline(key, std::string(result.status().message()));
   ++counters_.rounds_trained;
   if (mailbox_->Over(key)) return;
-  if (result->weight <= 0) {
-    return Decline(key, absl::StrCat("the training result has weight ", result->weight,
-                                     "; it must be positive"));
-  }
+  const absl::StatusOr<int64_t> weight =
+      aggregation::WeightUnits(result->weight, task.spec.grid().weight_fraction_bits());
+  if (!weight.ok()) return Decline(key, std::string(weight.status().message()));
   OpenRound round;
   round.key = key;
   v1::UploadHeader& header = round.header;
@@ -260,7 +259,7 @@ void Participant::Train(const TrainTask& task, const TaskKey& key) {
   header.set_epoch(options_.epoch);
   header.set_base_version(task.spec.base_version());
   header.set_layout_hash(layout_->hash());
-  header.set_weight(result->weight);
+  header.set_weight(*weight);
   header.mutable_metrics()->Assign(result->metrics.begin(), result->metrics.end());
   absl::StatusOr<EncodedDelta> delta = EncodeResult(task, *std::move(result));
   if (!delta.ok()) return Decline(key, std::string(delta.status().message()));

@@ -3,27 +3,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/internal/for_good.h"
 #include "client/internal/participant.h"
 #include "client/internal/upload_call.h"
 
 namespace tributary::client::internal {
-namespace {
-
-// Errors of the call that the same bytes would meet again.
-bool Hopeless(const absl::Status& status) {
-  switch (status.code()) {
-    case absl::StatusCode::kInvalidArgument:
-    case absl::StatusCode::kFailedPrecondition:
-    case absl::StatusCode::kUnimplemented:
-    case absl::StatusCode::kPermissionDenied:
-    case absl::StatusCode::kUnauthenticated:
-      return true;
-    default:
-      return false;
-  }
-}
-
-}  // namespace
 
 void Participant::SendUpdate() {
   const TaskKey key = open_->key;
@@ -59,7 +43,7 @@ Participant::Next Participant::Judge(const absl::StatusOr<v1::UploadResponse>& a
                                      absl::Duration* wait) {
   if (!answer.ok()) {
     const std::string why(answer.status().message());
-    if (!Hopeless(answer.status())) return Retry(why, 0, wait);
+    if (!ForGood(answer.status())) return Retry(why, 0, wait);
     Drop(absl::StrCat("rejected: ", why));
     return Next::kDone;
   }

@@ -4,11 +4,10 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
-#include "base/toml_reader.h"
+#include "base/toml_checks.h"
 #include "client/trainer/dataset.h"
 #include "models/builtin.h"
 
@@ -18,40 +17,6 @@ namespace {
 constexpr size_t kMaxIdBytes = 256;
 constexpr uint32_t kMaxClients = 1'000'000;
 constexpr uint32_t kMaxThreads = 1024;
-
-std::string KeyText(const std::string& section, const std::string& key, const std::string& value) {
-  return absl::StrCat("[", section, "] ", key, " = ", value);
-}
-
-template <class T>
-void ReadIn(TomlReader& toml, const std::string& section, const std::string& key, T* out,
-            double low, double high) {
-  if (!toml.Read(section, key, out)) return;
-  const auto value = static_cast<double>(*out);
-  toml.Require(value >= low && value <= high, section, key,
-               absl::StrCat(KeyText(section, key, absl::StrCat(*out)), " is out of range: ", low,
-                            " to ", high));
-}
-
-void ReadOneOf(TomlReader& toml, const std::string& section, const std::string& key,
-               std::string* out, const std::vector<std::string>& allowed) {
-  if (!toml.Read(section, key, out)) return;
-  if (std::find(allowed.begin(), allowed.end(), *out) != allowed.end()) return;
-  const std::string near = Nearest(*out, allowed);
-  toml.Complain(section, key,
-                absl::StrCat(KeyText(section, key, absl::StrCat("\"", *out, "\"")),
-                             " is not one of ", absl::StrJoin(allowed, ", "),
-                             near.empty() ? "" : absl::StrCat("; did you mean \"", near, "\"?")));
-}
-
-bool IsHostPort(const std::string& text) {
-  const size_t colon = text.rfind(':');
-  if (colon == std::string::npos || colon == 0 || text.size() - colon > 6) return false;
-  const std::string digits = text.substr(colon + 1);
-  uint32_t port = 0;
-  return digits.find_first_not_of("0123456789") == std::string::npos &&
-         absl::SimpleAtoi(digits, &port) && port >= 1 && port <= 65535;
-}
 
 void ReadClient(TomlReader& toml, const ConfigOverrides& overrides, ClientConfig* c) {
   toml.Read("client", "id", &c->id);
@@ -66,9 +31,7 @@ void ReadClient(TomlReader& toml, const ConfigOverrides& overrides, ClientConfig
   toml.Require(!c->endpoints.empty(), "client", "endpoints",
                "[client] endpoints is required: the aggregators' \"host:port\", best first");
   for (const std::string& endpoint : c->endpoints) {
-    toml.Require(IsHostPort(endpoint), "client", "endpoints",
-                 absl::StrCat(KeyText("client", "endpoints", absl::StrCat("\"", endpoint, "\"")),
-                              " is not \"host:port\" with a port from 1 to 65535"));
+    CheckHostPort(toml, "client", "endpoints", endpoint, PortUse::kConnect);
   }
 }
 

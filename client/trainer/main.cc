@@ -3,10 +3,14 @@
 #include <csignal>
 #include <cstdio>
 
+#include "base/early_signals.h"
+#include "base/log_setup.h"
 #include "base/status.h"
 #include "client/trainer/config.h"
 #include "client/trainer/internal/fleet.h"
-#include "client/trainer/internal/log_setup.h"
+
+// Until the fleet catches them: loading LibTorch takes a while, and it starts threads.
+TRIBUTARY_HOLD_END_SIGNALS_FROM_THE_START;
 
 namespace tributary::client::trainer {
 namespace {
@@ -15,19 +19,27 @@ constexpr int kDone = 0;
 constexpr int kFailed = 1;
 constexpr int kBadUsage = 2;
 
+int Refuse(const absl::Status& why) {
+  std::fprintf(stderr, "%s\n", Text(why).c_str());
+  return kBadUsage;
+}
+
+int Check(const std::string& file, const ConfigOverrides& overrides) {
+  const auto config = LoadClientConfig(file, overrides);
+  if (!config.ok()) return Refuse(config.status());
+  std::printf("%s: ok (client \"%s\")\n", file.c_str(), config->id.c_str());
+  return kDone;
+}
+
 int Run(const std::string& file, const ConfigOverrides& overrides) {
   const auto config = LoadClientConfig(file, overrides);
-  if (!config.ok()) {
-    std::fprintf(stderr, "%s\n", Text(config.status()).c_str());
-    return kBadUsage;
-  }
-  SetUpLog(config->log_level, config->log_format);
+  if (!config.ok()) return Refuse(config.status());
+  const absl::Status log = SetUpLog(
+      {.name = "tributary-client", .level = config->log_level, .format = config->log_format});
+  if (!log.ok()) return Refuse(log);
   std::signal(SIGPIPE, SIG_IGN);
   const auto fleet = Fleet::Create(*config, overrides.simulate.has_value());
-  if (!fleet.ok()) {
-    std::fprintf(stderr, "%s: %s\n", file.c_str(), Text(fleet.status()).c_str());
-    return kBadUsage;
-  }
+  if (!fleet.ok()) return Refuse(Annotate(fleet.status(), file));
   return (*fleet)->Run().ok() ? kDone : kFailed;
 }
 
@@ -37,6 +49,7 @@ int Run(const std::string& file, const ConfigOverrides& overrides) {
 int main(int argc, char** argv) {
   tributary::client::trainer::ConfigOverrides overrides;
   std::string file;
+  bool check = false;
   CLI::App app("Tributary's client: trains on its own images, sends model updates");
   app.add_option("file", file, "its config (TOML)")->required();
   auto* simulate =
@@ -52,6 +65,7 @@ int main(int argc, char** argv) {
                  "instead of [client] endpoints; may be repeated");
   app.add_option("--index", overrides.index, "instead of [data] index")->excludes(simulate);
   app.add_option("--seed", overrides.seed, "instead of [data] seed");
+  app.add_flag("--check", check, "only check the config, without starting");
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp& help) {
@@ -60,5 +74,6 @@ int main(int argc, char** argv) {
     app.exit(error);
     return tributary::client::trainer::kBadUsage;
   }
-  return tributary::client::trainer::Run(file, overrides);
+  using namespace tributary::client::trainer;
+  return check ? Check(file, overrides) : Run(file, overrides);
 }

@@ -48,6 +48,15 @@ class ElementCodec final : public Codec {
   ElementFormat format_;
 };
 
+// What the 16-bit formats have alike; the rest is the format's own to fill in.
+ElementFormat HalfElements(CodecId id, const std::string& name);
+// Makes `out` longer; where the new bytes begin.
+inline uint8_t* Grow(std::vector<uint8_t>* out, size_t bytes) {
+  const size_t at = out->size();
+  out->resize(at + bytes);
+  return out->data() + at;
+}
+
 // One a codec file.
 std::shared_ptr<const Codec> MakeFp32();
 std::shared_ptr<const Codec> MakeFp16();

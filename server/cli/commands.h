@@ -17,6 +17,13 @@ int Serve(const ServeOptions& options);
 int Check(const std::vector<std::string>& files);
 int ListCodecs();
 
+struct DoctorOptions {
+  std::string file;   // a config; empty: the defaults
+  std::string peer;   // a host to try to reach
+  bool json = false;  // on standard output, instead of text
+};
+int Doctor(const DoctorOptions& options);
+
 struct DemoOptions {
   uint32_t clients = 20;
   uint32_t racks = 2;

@@ -1,8 +1,12 @@
 // `tributary`: the aggregator and its tools.
 #include <CLI/CLI.hpp>
+#include <string_view>
 
+#include "base/early_signals.h"
 #include "bench/commands.h"
 #include "server/cli/commands.h"
+
+TRIBUTARY_HOLD_END_SIGNALS_FROM_THE_START;
 
 namespace {
 
@@ -14,6 +18,8 @@ struct Bench {
   bench::RoundOptions round;
   bench::SinkOptions sink;
   bench::SendersOptions senders;
+  bench::TransportOptions transport;
+  bench::TransportPeerOptions peer;
 
   void Add(CLI::App& app, int* code) {
     auto* command =
@@ -23,6 +29,7 @@ struct Bench {
     k->add_option("--json", kernels.json, "write the figures to this file");
     k->callback([this, code] { *code = bench::Kernels(kernels); });
 
+    AddTransport(*command, code);
     auto* r = command->add_subcommand("round", "whole rounds by real processes, without training");
     r->add_option("--scenario", round.scenario)
         ->check(CLI::IsMember({"ingest", "overhead", "sessions"}))
@@ -58,9 +65,44 @@ struct Bench {
     c->add_option("--endpoint", senders.endpoints)->required();
     c->add_option("--first", senders.first);
     c->add_option("--count", senders.count);
+    c->add_option("--joins-per-s", senders.joins_per_s);
     c->add_option("--model", senders.model);
     c->add_option("--codec", senders.codec);
     c->callback([this, code] { *code = bench::Senders(senders); });
+  }
+
+  void AddTransport(CLI::App& command, int* code) {
+    auto* t = command.add_subcommand("transport",
+                                     "links between two processes, against sockets and copies");
+    t->add_option("--transport", transport.transports)
+        ->delimiter(',')
+        ->check(CLI::IsMember({"tcp", "shm"}))
+        ->capture_default_str();
+    t->add_option("--sizes", transport.sizes, "of chunks: 64, 4K, 1M, ...")
+        ->delimiter(',')
+        ->capture_default_str();
+    t->add_option("--lanes", transport.lanes)
+        ->delimiter(',')
+        ->check(CLI::Range(1, 16))
+        ->capture_default_str();
+    t->add_option("--bytes", transport.bytes, "streamed in each repetition")->capture_default_str();
+    t->add_option("--repetitions", transport.repetitions)
+        ->check(CLI::Range(1, 1000))
+        ->capture_default_str();
+    t->add_option("--json", transport.json, "write the figures to this file");
+    t->callback([this, code] { *code = bench::Transport(transport); });
+
+    auto* p = command.add_subcommand("transport-peer", "internal: the other process")->group("");
+    p->add_option("--what", peer.what)->required();
+    p->add_option("--kind", peer.kind);
+    p->add_option("--address", peer.address)->required();
+    p->add_option("--size", peer.size)->check(CLI::PositiveNumber);
+    p->add_option("--lanes", peer.lanes)->check(CLI::Range(1, 16));
+    p->add_option("--slots", peer.slots)->check(CLI::Range(1, 1024));
+    p->add_option("--bytes", peer.bytes);
+    p->add_option("--rounds", peer.rounds);
+    p->add_option("--send-buffer", peer.send_buffer);
+    p->callback([this, code] { *code = bench::TransportPeer(peer); });
   }
 };
 
@@ -68,6 +110,9 @@ struct Bench {
 
 int main(int argc, char** argv) {
   using namespace tributary::cli;
+  // Those two wait for the signals and end in order; all else just ends.
+  const std::string_view command = argc > 1 ? argv[1] : "";
+  if (command != "serve" && command != "demo") tributary::ReleaseEndSignals();
   CLI::App app("Tributary: hierarchical federated-learning aggregation");
   app.require_subcommand(1);
   int code = 0;
@@ -80,7 +125,8 @@ int main(int argc, char** argv) {
   serve_command->callback([&] { code = Serve(serve); });
 
   std::vector<std::string> files;
-  auto* check_command = app.add_subcommand("check", "check config files without starting");
+  auto* check_command =
+      app.add_subcommand("check", "check aggregators' config files without starting");
   check_command->add_option("files", files, "config files")->required();
   check_command->callback([&] { code = Check(files); });
 
@@ -95,6 +141,14 @@ int main(int argc, char** argv) {
       ->required();
   simulate_command->add_option("--json", simulate.json, "write the figures to this file");
   simulate_command->callback([&] { code = Simulate(simulate); });
+
+  DoctorOptions doctor;
+  auto* doctor_command = app.add_subcommand(
+      "doctor", "is this machine fit: RDMA, memory, descriptors, addresses, ports; with the mends");
+  doctor_command->add_option("file", doctor.file, "the config to be fit for");
+  doctor_command->add_option("--peer", doctor.peer, "a host that links would go to");
+  doctor_command->add_flag("--json", doctor.json, "JSON on standard output");
+  doctor_command->callback([&] { code = Doctor(doctor); });
 
   Bench bench;
   bench.Add(app, &code);

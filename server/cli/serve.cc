@@ -1,13 +1,11 @@
 // `tributary serve`, `check` and `codecs`.
-#include <spdlog/sinks/basic_file_sink.h>
-#include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 
 #include <csignal>
 #include <cstdio>
 #include <thread>
 
-#include "absl/strings/str_cat.h"
+#include "base/log_setup.h"
 #include "base/status.h"
 #include "compression/codec.h"
 #include "server/cli/commands.h"
@@ -21,30 +19,6 @@ int Fail(int code, const absl::Status& status) {
   return code;
 }
 
-absl::Status SetUpLog(const server::LogConfig& config) {
-  std::shared_ptr<spdlog::logger> logger;
-  if (config.file.empty()) {
-    logger = std::make_shared<spdlog::logger>(
-        "tributary", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
-  } else {
-    std::FILE* probe = std::fopen(config.file.c_str(), "a");
-    if (probe == nullptr)
-      return absl::PermissionDeniedError(absl::StrCat("cannot append to [log] file ", config.file));
-    std::fclose(probe);
-    logger = std::make_shared<spdlog::logger>(
-        "tributary", std::make_shared<spdlog::sinks::basic_file_sink_mt>(config.file));
-  }
-  if (config.format == "json") {
-    logger->set_pattern(R"({"time":"%Y-%m-%dT%H:%M:%S.%e%z","level":"%l","message":"%v"})");
-  } else {
-    logger->set_pattern("%Y-%m-%d %H:%M:%S.%e %^%-5l%$ %v");
-  }
-  logger->set_level(spdlog::level::from_str(config.level));
-  logger->flush_on(spdlog::level::info);
-  spdlog::set_default_logger(std::move(logger));
-  return absl::OkStatus();
-}
-
 sigset_t EndSignals() {
   sigset_t set;
   sigemptyset(&set);
@@ -55,13 +29,17 @@ sigset_t EndSignals() {
 }  // namespace
 
 int Serve(const ServeOptions& options) {
-  // Blocked in all threads, waited for by one; first of all, so that a signal at any moment drains.
+  // Blocked in all threads (those of main() since before its start), waited for by one: a signal at
+  // any moment drains.
   const sigset_t signals = EndSignals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   std::signal(SIGPIPE, SIG_IGN);
   auto config = server::LoadConfig(options.file);
   if (!config.ok()) return Fail(2, config.status());
-  if (const absl::Status status = SetUpLog(config->log); !status.ok()) return Fail(2, status);
+  const server::LogConfig& log = config->log;
+  const absl::Status log_status =
+      SetUpLog({.name = "tributary", .level = log.level, .format = log.format, .file = log.file});
+  if (!log_status.ok()) return Fail(2, Annotate(log_status, config->where["log.file"]));
 
   server::Node::Options node_options;
   node_options.config = *std::move(config);

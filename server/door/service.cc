@@ -4,6 +4,7 @@
 #include <grpcpp/health_check_service_interface.h>
 
 #include <chrono>
+#include <cstdlib>
 
 #include "base/status.h"
 #include "server/door/reactors.h"
@@ -12,6 +13,18 @@
 namespace tributary::server {
 namespace door {
 namespace {
+
+// What a connection reads at once, and so what it holds while it is idle.
+constexpr int kReadChunkBytes = 128 << 10;
+
+// gRPC 1.51 has a way of reading (its experiment "tcp_read_chunks") that does not know
+// kReadChunkBytes: a connection that once carried an update keeps a read buffer of 1 MiB or so for
+// good, which is memory that grows with the clients. Experiments are only chosen by this variable,
+// read when gRPC starts; a user's own choice stands. Releases without it only log its name.
+void ChooseReads() {
+  static const int once = setenv("GRPC_EXPERIMENTS", "-tcp_read_chunks", /*overwrite=*/0);
+  (void)once;
+}
 
 absl::Duration RealMonotonic() {
   return absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
@@ -51,7 +64,7 @@ class GrpcFrontDoor final : public FrontDoor {
   }
   ~GrpcFrontDoor() override { Shutdown(absl::ZeroDuration()); }
 
-  absl::Status Listen(const std::string& address) {
+  absl::Status Listen(const std::string& address, uint64_t window_bytes) {
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     grpc::ServerBuilder builder;
@@ -67,6 +80,13 @@ class GrpcFrontDoor final : public FrontDoor {
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10000);
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
     builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, 1 << 20);
+    // Left to itself, gRPC widens each stream's window to the path's bandwidth-delay product: tens
+    // of MB for every upload that waits for its turn. A message that is being read widens its
+    // stream's window by its own length, so a narrow one costs no rate on a fast network.
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES,
+                               static_cast<int>(window_bytes));
+    builder.AddChannelArgument(GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, kReadChunkBytes);
     server_ = builder.BuildAndStart();
     if (server_ == nullptr || port_ == 0) {
       return absl::UnavailableError(
@@ -99,11 +119,13 @@ absl::Duration MonotonicNow() { return RealMonotonic(); }
 
 }  // namespace door
 
+void PrepareGrpc() { door::ChooseReads(); }
+
 absl::StatusOr<std::unique_ptr<FrontDoor>> FrontDoor::Start(const Options& options,
                                                             FrontDoorHandler* handler,
                                                             const ModelShelf* shelf) {
   auto out = std::make_unique<door::GrpcFrontDoor>(options, handler, shelf);
-  RETURN_IF_ERROR(out->Listen(options.listen));
+  RETURN_IF_ERROR(out->Listen(options.listen, options.stream_window_bytes));
   return std::unique_ptr<FrontDoor>(std::move(out));
 }
 

@@ -214,6 +214,28 @@ TEST(AccumulatorTest, SaysSoWhereTheMemoryCannotBeHad) {
   EXPECT_THAT(sum.status().message(), HasSubstr("137438953472 elements"));
 }
 
+// The widths alone must give the very bytes that packing writes, short last blocks too.
+TEST(AccumulatorTest, PackedBytesAreThoseThatPackingWrites) {
+  for (const auto& layout :
+       {testing::MixedLayout(), testing::AdditiveLayout(), testing::MakeLayout({{"w", {3}}}),
+        testing::MakeLayout({{"w", {kChunkElements + 513}}}),
+        testing::MakeLayout({{"empty", {0}}})}) {
+    auto sum = testing::MakeAccumulator(layout, Grid());
+    for (const int folds : {0, 1}) {
+      if (folds == 1) {
+        auto deltas = testing::RandomDeltas(*layout, 5);
+        testing::FoldAll(sum.get(),
+                         {testing::Assemble(layout, Grid(),
+                                            testing::Record(*layout, {"fp32"}, "a", 900, deltas))});
+      }
+      const auto packed = testing::PackAll(*sum, "a");
+      uint64_t written = 0;
+      for (const auto& chunk : packed->chunks) written += chunk.size();
+      EXPECT_EQ(sum->PackedBytes(), written) << layout->elements() << " elements";
+    }
+  }
+}
+
 TEST(ValidateChunkTest, RefusesLengthsAndWidthsThatCannotBe) {
   const auto layout = testing::MakeLayout(
       {{"w", {1000}, DType::kF32, Policy::kMean}, {"n", {1000}, DType::kI64, Policy::kMean}});

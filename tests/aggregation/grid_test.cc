@@ -152,5 +152,37 @@ TEST(GridTest, IntegerBoundTimesTheWeightIsWithinInt64) {
             9223372036854);  // 9223372036854775807 / 10^6
 }
 
+// ---- Weights
+
+TEST(WeightUnitsTest, WholeExamplesAreUnitsAsTheyAre) {
+  for (const int64_t weight : {int64_t{1}, int64_t{7}, int64_t{1} << 40}) {
+    EXPECT_EQ(*WeightUnits(static_cast<double>(weight), 0), weight);
+  }
+}
+
+TEST(WeightUnitsTest, FractionsAreRoundedOnceToThe65536thTiesToEven) {
+  const double unit = 1.0 / 65536;
+  EXPECT_EQ(*WeightUnits(10, 16), 655360);
+  EXPECT_EQ(*WeightUnits(2.5, 16), 163840);
+  EXPECT_EQ(*WeightUnits(1.0 / 3, 16), 21845);  // 21845.33
+  EXPECT_EQ(*WeightUnits(2.0 / 3, 16), 43691);  // 43690.67
+  EXPECT_EQ(*WeightUnits(2.5 * unit, 16), 2);
+  EXPECT_EQ(*WeightUnits(3.5 * unit, 16), 4);
+}
+
+TEST(WeightUnitsTest, WhatIsNoWeightIsRefused) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const double infinity = std::numeric_limits<double>::infinity();
+  for (const uint32_t bits : {0u, 16u}) {
+    for (const double bad : {0.0, -1.0, -2.5, nan, infinity, -infinity, 0x1p41, 1e-9}) {
+      EXPECT_TRUE(absl::IsInvalidArgument(WeightUnits(bad, bits).status())) << bad << " " << bits;
+    }
+  }
+  const auto fraction = WeightUnits(2.5, 0);
+  ASSERT_TRUE(absl::IsInvalidArgument(fraction.status()));
+  EXPECT_NE(fraction.status().message().find("fractional_weights = true"), absl::string_view::npos);
+  EXPECT_FALSE(WeightUnits(1, 8).ok());
+}
+
 }  // namespace
 }  // namespace tributary::aggregation

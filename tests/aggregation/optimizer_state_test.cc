@@ -105,9 +105,10 @@ class Rounds {
 TEST(ServerOptimizerReference, ThreeRoundsOfEachEqualFloat64ToOneMillionth) {
   std::ifstream file(TRIBUTARY_SOURCE_DIR "/tests/golden/optimizers/three_rounds.json");
   const auto cases = nlohmann::json::parse(file);
-  ASSERT_EQ(cases.size(), 10u);
+  ASSERT_EQ(cases.size(), 11u);
   for (const auto& c : cases) {
     const auto& spec = c["spec"];
+    if (spec["name"] == "fednova") continue;  // fednova_test.cc
     Rounds rounds({.name = spec["name"],
                    .schedule = {.rate = spec["rate"],
                                 .kind = spec.value("kind", "constant"),

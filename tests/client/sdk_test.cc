@@ -175,6 +175,38 @@ TEST_F(SdkTest, ADeltaOfTheWrongSizeDeclinesTheRoundNamingTheTensor) {
               AllOf(HasSubstr("\"w\""), HasSubstr("99"), HasSubstr("100")));
 }
 
+TEST_F(SdkTest, AFractionalWeightIsSentInTheGridsUnits) {
+  trainer_.train = [&](const TrainTask& task, const auto&) {
+    TrainResult result = DeltaOf(*task.layout, 1);
+    result.weight = 2.5;
+    return result;
+  };
+  RunningClient client = StartClient();
+  v1::Task task = Task(1);
+  task.mutable_spec()->mutable_grid()->set_weight_fraction_bits(16);
+  server_.SendTask(task);
+  ASSERT_TRUE(server_.WaitForUploads(1));
+  EXPECT_EQ(server_.uploads()[0].header.weight(), 163840);  // 2.5 * 65,536
+}
+
+TEST_F(SdkTest, AWeightThatTheRunCannotTakeDeclinesTheRoundWithTheMend) {
+  double weight = 2.5;
+  trainer_.train = [&](const TrainTask& task, const auto&) {
+    TrainResult result = DeltaOf(*task.layout, task.spec.round());
+    result.weight = weight;
+    return result;
+  };
+  RunningClient client = StartClient();
+  server_.SendTask(Task(1));
+  ASSERT_TRUE(server_.WaitForReports(1));
+  EXPECT_THAT(server_.reports()[0].declined(),
+              AllOf(HasSubstr("2.5"), HasSubstr("fractional_weights = true")));
+  weight = 0;
+  server_.SendTask(Task(2));
+  ASSERT_TRUE(server_.WaitForReports(2));
+  EXPECT_THAT(server_.reports()[1].declined(), HasSubstr("a weight of 0 examples"));
+}
+
 TEST_F(SdkTest, ATaskOfAnotherLayoutIsDeclined) {
   RunningClient client = StartClient();
   v1::Task task = Task(1);

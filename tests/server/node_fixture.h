@@ -322,4 +322,41 @@ class RawClient {
   v1::Task task_;
 };
 
+inline constexpr uint64_t kEpoch = 1;
+
+// A root with the test model, two clients to a round unless told.
+class NodeTest : public testing::Test {
+ protected:
+  std::string Config(const std::string& more = "", uint32_t rounds = 1, uint32_t minimum = 2) {
+    return absl::StrFormat(
+        "[node]\nname = \"global\"\nlisten = \"127.0.0.1:0\"\n[transport]\nlisten = "
+        "\"127.0.0.1:0\"\n"
+        "[run]\nname = \"test\"\nrounds = %d\nmodel = \"%s\"\nevaluate_every = 0\nstartup_limit_s "
+        "= 30\n"
+        "[cohort]\nminimum = %d\n[checkpoint]\ndirectory = \"%s\"\n%s",
+        rounds, WriteTestModel(dir_), minimum, dir_ / absl::StrCat("checkpoints-", ++runs_), more);
+  }
+  std::vector<uint8_t> Model() const {
+    auto checkpoint = models::ReadSafetensorsAs(
+        dir_ / absl::StrCat("checkpoints-", runs_, "/test/00000001/model.safetensors"),
+        TestLayout());
+    EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
+    return checkpoint.ok() ? checkpoint->bytes : std::vector<uint8_t>();
+  }
+
+  // The hash after one round of two honest clients with seeds 1 and 2, and nobody else.
+  std::string HonestHash() {
+    TestNode node(Config());
+    RawClient a(node.endpoint(), "a", kEpoch), b(node.endpoint(), "b", kEpoch);
+    a.AwaitTask();
+    b.AwaitTask();
+    EXPECT_EQ(a.Upload(EncodeTest(1)).status(), v1::UploadResponse::ACCEPTED);
+    EXPECT_EQ(b.Upload(EncodeTest(2)).status(), v1::UploadResponse::ACCEPTED);
+    return node.Round(0).model_sha256;
+  }
+
+  TempDir dir_;
+  int runs_ = 0;
+};
+
 }  // namespace tributary::server

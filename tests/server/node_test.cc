@@ -1,51 +1,11 @@
 // The promises of one node, kept against clients that do well and clients that do not.
 #include <gmock/gmock.h>
 
-#include <cmath>
-#include <limits>
-
 #include "base/status.h"
-#include "compression/segment.h"
 #include "tests/server/node_fixture.h"
 
 namespace tributary::server {
 namespace {
-
-constexpr uint64_t kEpoch = 1;
-
-class NodeTest : public testing::Test {
- protected:
-  std::string Config(const std::string& more = "", uint32_t rounds = 1, uint32_t minimum = 2) {
-    return absl::StrFormat(
-        "[node]\nname = \"global\"\nlisten = \"127.0.0.1:0\"\n[transport]\nlisten = "
-        "\"127.0.0.1:0\"\n"
-        "[run]\nname = \"test\"\nrounds = %d\nmodel = \"%s\"\nevaluate_every = 0\nstartup_limit_s "
-        "= 30\n"
-        "[cohort]\nminimum = %d\n[checkpoint]\ndirectory = \"%s\"\n%s",
-        rounds, WriteTestModel(dir_), minimum, dir_ / absl::StrCat("checkpoints-", ++runs_), more);
-  }
-  std::vector<uint8_t> Model() const {
-    auto checkpoint = models::ReadSafetensorsAs(
-        dir_ / absl::StrCat("checkpoints-", runs_, "/test/00000001/model.safetensors"),
-        TestLayout());
-    EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
-    return checkpoint.ok() ? checkpoint->bytes : std::vector<uint8_t>();
-  }
-
-  // The hash after one round of two honest clients with seeds 1 and 2, and nobody else.
-  std::string HonestHash() {
-    TestNode node(Config());
-    RawClient a(node.endpoint(), "a", kEpoch), b(node.endpoint(), "b", kEpoch);
-    a.AwaitTask();
-    b.AwaitTask();
-    EXPECT_EQ(a.Upload(EncodeTest(1)).status(), v1::UploadResponse::ACCEPTED);
-    EXPECT_EQ(b.Upload(EncodeTest(2)).status(), v1::UploadResponse::ACCEPTED);
-    return node.Round(0).model_sha256;
-  }
-
-  TempDir dir_;
-  int runs_ = 0;
-};
 
 TEST_F(NodeTest, ModelIsBasePlusWeightedMeanOfDeltas) {
   TestNode node(Config());
@@ -74,6 +34,38 @@ TEST_F(NodeTest, ModelIsBasePlusWeightedMeanOfDeltas) {
     int64_t counter = 0;
     std::memcpy(&counter, bytes.data() + TestLayout()->TensorByteOffset(3) + 8 * i, 8);
     EXPECT_EQ(counter, 102);
+  }
+}
+
+// Weights on the wire are 65,536ths of an example, and so are the caps.
+TEST_F(NodeTest, FractionalWeightsWeighAsTheyAreAndTheCapsAreInExamples) {
+  TestNode node(
+      Config("[aggregation]\nfractional_weights = true\nmax_client_weight = 30\nmax_round_weight = "
+             "1000\n"));
+  RawClient a(node.endpoint(), "a"), b(node.endpoint(), "b");
+  EXPECT_EQ(a.AwaitTask().spec().grid().weight_fraction_bits(), 16u);
+  b.AwaitTask();
+  constexpr int64_t kExample = 65536, kA = 10 * kExample + kExample / 2, kB = 30 * kExample;
+  const v1::UploadResponse over = a.Upload(EncodeTest(1), kB + 1);
+  EXPECT_EQ(over.status(), v1::UploadResponse::REJECTED);
+  EXPECT_EQ(over.reason(), "weight");
+  ASSERT_EQ(a.Upload(EncodeTest(1), kA).status(), v1::UploadResponse::ACCEPTED);
+  ASSERT_EQ(b.Upload(EncodeTest(2), kB).status(), v1::UploadResponse::ACCEPTED);
+  const RoundReport report = node.Round(0);
+  EXPECT_TRUE(report.committed);
+  EXPECT_THAT(ToJson(report), testing::HasSubstr("\"weight\":40.5,"));
+  ASSERT_TRUE(node.End().ok());
+  const std::vector<uint8_t> bytes = Model();
+  ASSERT_EQ(bytes.size(), TestLayout()->model_bytes());
+  const TestDeltas one(1), two(2);
+  for (uint64_t i = 0; i < TestLayout()->TensorElements(0); ++i) {
+    float got = 0;
+    std::memcpy(&got, bytes.data() + 4 * i, 4);
+    // The deltas are whole numbers of 1/1024: the sum is exact, and divided once.
+    const double sum = static_cast<double>(kA * static_cast<int64_t>(one.Value(0, i) * 1024) +
+                                           kB * static_cast<int64_t>(two.Value(0, i) * 1024));
+    const double mean = sum / static_cast<double>(kA + kB) / 1024;
+    ASSERT_EQ(got, static_cast<float>(static_cast<double>(i % 64) / 8 + mean)) << "element " << i;
   }
 }
 
@@ -131,158 +123,7 @@ TEST_F(NodeTest, UpdateForTheRoundBeforeIsStale) {
   EXPECT_EQ(report.collected.result.late, 1u);
 }
 
-// ---- Refusals: each with its reason, and the others' result as if the offender had never been.
-
-struct Offence {
-  std::string name;
-  std::string reason;
-  std::function<v1::UploadResponse(RawClient&)> commit;
-  // Not counted as an answer: the offender must answer otherwise for the round to close.
-  bool still_awaited = false;
-};
-
-Segments WithFloat(float value, const std::string& codec = "fp32") {
-  Segments segments = EncodeTest(3, codec);
-  // The first element of the first segment, right behind its header.
-  std::memcpy(segments[0].data() + compression::SegmentHeader::kBytes, &value, 4);
-  return segments;
-}
-
-// Rewrites the header of segment `n`.
-Segments WithHeader(size_t n, const std::function<void(compression::SegmentHeader&)>& change) {
-  Segments segments = EncodeTest(3);
-  const PiecedBytes bytes{ByteSpan(segments[n])};
-  ByteCursor cursor(bytes);
-  compression::SegmentHeader header = *compression::ReadSegmentHeader(&cursor);
-  change(header);
-  compression::WriteSegmentHeader(header, segments[n].data());
-  return segments;
-}
-
-v1::UploadResponse Send(RawClient& client, const Segments& segments) {
-  return client.Upload(segments);
-}
-
-std::vector<Offence> Offences() {
-  const float nan = std::numeric_limits<float>::quiet_NaN();
-  const float inf = std::numeric_limits<float>::infinity();
-  const auto weight = [](int64_t w) {
-    return [w](RawClient& c) { return c.Upload(EncodeTest(3), w); };
-  };
-  return {
-      {"NaN", "non_finite", [=](RawClient& c) { return Send(c, WithFloat(nan)); }},
-      {"Inf", "non_finite", [=](RawClient& c) { return Send(c, WithFloat(-inf)); }},
-      {"BeyondTheBound", "bound", [=](RawClient& c) { return Send(c, WithFloat(1e30f)); }},
-      {"NaNScale", "non_finite", [=](RawClient& c) { return Send(c, WithFloat(nan, "int8")); }},
-      {"WeightZero", "weight", weight(0), true},
-      {"WeightNegative", "weight", weight(-5), true},
-      {"WeightOverTheCap", "weight", weight(1'000'000), true},
-      {"LayoutHash", "layout",
-       [](RawClient& c) {
-         const Segments s = EncodeTest(3);
-         v1::UploadHeader header = c.Header(s);
-         header.set_layout_hash(std::string(32, 'x'));
-         return c.Upload(header, s, RawClient::Trailer(s));
-       },
-       true},
-      {"MissingTensor", "layout",
-       [](RawClient& c) {
-         Segments s = EncodeTest(3);
-         s.pop_back();
-         return Send(c, s);
-       }},
-      {"ExtraTensor", "layout",
-       [](RawClient& c) { return Send(c, WithHeader(0, [](auto& h) { h.tensor = 9; })); }},
-      {"OtherSize", "layout",
-       [](RawClient& c) { return Send(c, WithHeader(1, [](auto& h) { h.count += 1; })); }},
-      {"ChunkOutOfOrder", "layout",
-       [](RawClient& c) {
-         Segments s = EncodeTest(3);
-         std::swap(s[0], s[1]);
-         return Send(c, s);
-       }},
-      {"UnknownCodec", "codec",
-       [](RawClient& c) { return Send(c, WithHeader(0, [](auto& h) { h.codec = 999; })); }},
-      {"TruncatedPayload", "malformed",
-       [](RawClient& c) {
-         Segments s = EncodeTest(3);
-         s.back().resize(s.back().size() - 3);
-         return Send(c, s);
-       }},
-      {"OverlongPayload", "size",
-       [](RawClient& c) {
-         const Segments honest = EncodeTest(3);
-         Segments longer = honest;
-         longer.push_back(std::vector<uint8_t>(100, 0));
-         return c.Upload(c.Header(honest), longer, RawClient::Trailer(longer));
-       }},
-      {"DeclaresMoreThanTheBudget", "size",
-       [](RawClient& c) {
-         const Segments s = EncodeTest(3);
-         v1::UploadHeader header = c.Header(s);
-         header.set_encoded_bytes(uint64_t{1} << 60);
-         return c.Upload(header, s, RawClient::Trailer(s));
-       }},
-      {"UnknownRun", "run",
-       [](RawClient& c) {
-         const Segments s = EncodeTest(3);
-         v1::UploadHeader header = c.Header(s);
-         header.set_run("another");
-         return c.Upload(header, s, RawClient::Trailer(s));
-       },
-       true},
-  };
-}
-
-class OffenceTest : public NodeTest, public testing::WithParamInterface<Offence> {};
-
-TEST_P(OffenceTest, IsRefusedWithItsReasonAndLeavesTheOthersBitIdentical) {
-  const std::string expected = HonestHash();
-  TestNode node(Config("[aggregation]\nmax_client_weight = 1000\n"));
-  // Three are present before the round starts: two honest ones are its minimum.
-  RawClient bad(node.endpoint(), "offender");
-  bad.AwaitJoined();
-  RawClient a(node.endpoint(), "a"), b(node.endpoint(), "b");
-  a.AwaitTask();
-  b.AwaitTask();
-  bad.AwaitTask();
-  EXPECT_EQ(a.Upload(EncodeTest(1)).status(), v1::UploadResponse::ACCEPTED);
-  const v1::UploadResponse answer = GetParam().commit(bad);
-  EXPECT_EQ(answer.status(), v1::UploadResponse::REJECTED);
-  EXPECT_EQ(answer.reason(), GetParam().reason) << answer.message();
-  EXPECT_FALSE(answer.message().empty());
-  EXPECT_EQ(b.Upload(EncodeTest(2)).status(), v1::UploadResponse::ACCEPTED);
-  if (GetParam().still_awaited) {
-    v1::SessionRequest decline;
-    decline.mutable_report()->set_round(1);
-    decline.mutable_report()->set_kind(v1::TRAIN);
-    decline.mutable_report()->set_declined("found out");
-    bad.Send(decline);
-  }
-  const RoundReport report = node.Round(0);
-  EXPECT_TRUE(report.committed);
-  EXPECT_EQ(report.collected.result.clients, 2u);
-  EXPECT_EQ(report.model_sha256, expected);
-}
-
-INSTANTIATE_TEST_SUITE_P(All, OffenceTest, testing::ValuesIn(Offences()),
-                         [](const auto& info) { return info.param.name; });
-
-TEST_F(NodeTest, BitFlippedUploadIsAskedForAgainAndThenCounts) {
-  const std::string expected = HonestHash();
-  TestNode node(Config());
-  RawClient a(node.endpoint(), "a"), b(node.endpoint(), "b");
-  a.AwaitTask();
-  b.AwaitTask();
-  const Segments honest = EncodeTest(1);
-  Segments flipped = honest;
-  flipped[0].back() ^= 1;
-  EXPECT_EQ(a.Upload(a.Header(honest), flipped, RawClient::Trailer(honest)).status(),
-            v1::UploadResponse::RETRY);
-  EXPECT_EQ(a.Upload(honest).status(), v1::UploadResponse::ACCEPTED);
-  EXPECT_EQ(b.Upload(EncodeTest(2)).status(), v1::UploadResponse::ACCEPTED);
-  EXPECT_EQ(node.Round(0).model_sha256, expected);
-}
+// ---- Sessions
 
 TEST_F(NodeTest, NewerSessionWithTheSameIdWinsAndTheOlderIsTold) {
   const std::string expected = HonestHash();
@@ -306,27 +147,6 @@ TEST_F(NodeTest, SessionForAnUnknownRunIsRefused) {
   ASSERT_TRUE(answer.has_value());
   ASSERT_TRUE(answer->has_refused());
   EXPECT_THAT(answer->refused().reason(), testing::HasSubstr("\"another\""));
-}
-
-TEST_F(NodeTest, RoundWhoseEveryUpdateWasRefusedFailsCleanlyAndTheNextRuns) {
-  TestNode node(Config("", 2));
-  RawClient a(node.endpoint(), "a"), b(node.endpoint(), "b");
-  a.AwaitTask();
-  b.AwaitTask();
-  const float nan = std::numeric_limits<float>::quiet_NaN();
-  a.Upload(WithFloat(nan));
-  b.Upload(WithFloat(nan));
-  const RoundReport failed = node.Round(0);
-  EXPECT_FALSE(failed.committed);
-  EXPECT_EQ(failed.collected.result.rejected.at("non_finite"), 2u);
-  const v1::Outcome outcome = a.AwaitOutcome();
-  EXPECT_FALSE(outcome.committed());
-  EXPECT_FALSE(outcome.included());
-  EXPECT_EQ(a.AwaitTask().spec().base_version(), 0u);
-  b.AwaitTask();
-  EXPECT_EQ(a.Upload(EncodeTest(1)).status(), v1::UploadResponse::ACCEPTED);
-  EXPECT_EQ(b.Upload(EncodeTest(2)).status(), v1::UploadResponse::ACCEPTED);
-  EXPECT_TRUE(node.Round(1).committed);
 }
 
 // ---- Never hangs

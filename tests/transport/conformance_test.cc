@@ -24,11 +24,7 @@ struct Pair {
 
 class Conformance : public ::testing::TestWithParam<std::string> {
  protected:
-  void SetUp() override {
-    if (GetParam() == "tcp") harness_ = MakeTcpHarness();
-    if (GetParam() == "decorated") harness_ = MakeDecoratedTcpHarness();
-    if (GetParam() == "sim") harness_ = MakeSimHarness();
-  }
+  void SetUp() override { harness_ = MakeHarness(GetParam()); }
 
   Pair Make(LinkOptions server = SmallOptions("server"),
             LinkOptions client = SmallOptions("client")) {
@@ -317,7 +313,7 @@ TEST_P(Conformance, SlotsOfDifferentSizeAreRefusedWithBothSizes) {
   EXPECT_EQ(link.status().code(), absl::StatusCode::kFailedPrecondition) << link.status();
   EXPECT_THAT(std::string(link.status().message()), HasSubstr("1000"));
   EXPECT_THAT(std::string(link.status().message()), HasSubstr("65536"));
-  EXPECT_EQ((*listener)->refused(), 1u);
+  EXPECT_GE((*listener)->refused(), 1u);  // auto asks on each of its transports
 }
 
 TEST_P(Conformance, OptionsOutOfRangeAreRefusedByName) {
@@ -380,7 +376,7 @@ TEST_P(Conformance, LinksOutliveTheirListenerAndFollowOneAnother) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Fabrics, Conformance, ::testing::Values("tcp", "sim", "decorated"),
+INSTANTIATE_TEST_SUITE_P(Fabrics, Conformance, ::testing::ValuesIn(FabricsUnderTest()),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

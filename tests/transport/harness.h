@@ -8,6 +8,7 @@
 #include <string_view>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -36,8 +37,15 @@ class Harness {
   virtual std::string transport() const = 0;
 };
 
+// What the conformance tests of this binary run against, by name.
+std::vector<std::string> FabricsUnderTest();
+std::unique_ptr<Harness> MakeHarness(const std::string& name);
+
 std::unique_ptr<Harness> MakeTcpHarness();
 std::unique_ptr<Harness> MakeDecoratedTcpHarness();
+std::unique_ptr<Harness> MakeShmHarness();
+std::unique_ptr<Harness> MakeAutoHarness();
+std::unique_ptr<Harness> MakeRoceHarness();  // over fake verbs, whose account is checked at its end
 std::unique_ptr<Harness> MakeSimHarness();
 
 // Options small enough for thousands of chunks a second under a sanitizer.

@@ -1,19 +1,21 @@
-// A peer as a process of its own, for tests that kill or stop it: connects to ADDRESS and sends
-// chunks for ever. usage: transport_peer ADDRESS HEARTBEAT_MS
+// A peer as a process of its own: connects to ADDRESS and sends chunks for ever.
+// usage: transport_peer tcp|shm ADDRESS HEARTBEAT_MS
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "tests/transport/harness.h"
+#include "transport/shm.h"
 #include "transport/tcp.h"
 
 int main(int argc, char** argv) {
   using namespace tributary::transport;
-  if (argc != 3) return 2;
+  if (argc != 4) return 2;
+  auto fabric = std::strcmp(argv[1], "shm") == 0 ? MakeShmFabric() : MakeTcpFabric();
   LinkOptions options = SmallOptions("peer process");
-  options.heartbeat = absl::Milliseconds(std::atoi(argv[2]));
-  auto link = MakeTcpFabric()->Connect(argv[1], options);
+  options.heartbeat = absl::Milliseconds(std::atoi(argv[3]));
+  auto link = fabric->Connect(argv[2], options);
   if (!link.ok()) {
     std::fprintf(stderr, "%s\n", std::string(link.status().message()).c_str());
     return 1;

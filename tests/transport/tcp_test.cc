@@ -1,19 +1,15 @@
-// What links over TCP promise beyond the conformance suite: strangers on the port, peers that die
-// or stop, nothing left behind.
+// What links over TCP promise beyond the suites of all: versions, floods and half-made links at the
+// port.
 #include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
-#include <signal.h>
-#include <spawn.h>
 #include <sys/socket.h>
 #include <sys/time.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
-#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -22,8 +18,6 @@
 #include "tests/transport/harness.h"
 #include "transport/internal/hello.h"
 #include "transport/tcp.h"
-
-extern char** environ;
 
 namespace tributary::transport {
 namespace {
@@ -89,24 +83,6 @@ class Stranger {
  private:
   int fd_;
 };
-
-TEST(TcpListener, AnswersStrangersAndGoesOn) {
-  auto listener = ListenHere(SmallOptions("server"));
-  Stranger http(listener->address());
-  http.Say("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
-  EXPECT_THAT(http.Hear(), HasSubstr("HTTP/1.1 400 Bad Request"));
-  Stranger tls(listener->address());
-  tls.Say(std::string("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 11) + std::string(500, 'r'));
-  EXPECT_THAT(tls.Hear(), HasSubstr("TLS"));
-  Stranger giant(listener->address());
-  giant.Say(std::string("TRIBLINK\0\0\0\0\0\0\0\x80", 16));
-  EXPECT_THAT(giant.Hear(), HasSubstr("9223372036854775808"));
-  Stranger noise(listener->address());
-  noise.Say(std::string("TRIBLINK\x04\0\0\0\0\0\0\0", 16) + "\xff\xff\xff\xff");
-  EXPECT_THAT(noise.Hear(), HasSubstr("not readable"));
-  EXPECT_EQ(listener->refused(), 4u);
-  ExpectWorking(*listener);
-}
 
 TEST(TcpListener, OtherVersionIsRefusedInWords) {
   auto listener = ListenHere(SmallOptions("server"));
@@ -218,108 +194,6 @@ TEST(TcpLink, FewerLanesOfTheTwoSidesAreUsed) {
   one_lane.lanes = 1;
   auto listener = ListenHere(one_lane);
   ExpectWorking(*listener);  // that asks for three
-}
-
-// Runs the helper process against a listener.
-class PeerProcess {
- public:
-  PeerProcess(const std::string& address, int heartbeat_ms) {
-    const std::string program =
-        (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "transport_peer").string();
-    std::string beat = absl::StrCat(heartbeat_ms);
-    std::string where = address;
-    std::string name = program;
-    char* arguments[] = {name.data(), where.data(), beat.data(), nullptr};
-    EXPECT_EQ(posix_spawn(&pid_, program.c_str(), nullptr, nullptr, arguments, environ), 0);
-  }
-  ~PeerProcess() {
-    Signal(SIGKILL);
-    waitpid(pid_, nullptr, 0);
-  }
-  void Signal(int signal) const { kill(pid_, signal); }
-
- private:
-  pid_t pid_ = -1;
-};
-
-TEST(TcpLink, KilledPeerIsNoticedAtOnce) {
-  auto listener = ListenHere(SmallOptions("server"));
-  PeerProcess peer(listener->address(), 1000);
-  auto link = listener->Accept(Soon());
-  ASSERT_TRUE(link.ok()) << link.status();
-  for (int i = 0; i < 50; ++i) ASSERT_TRUE((*link)->Receive(Soon()).ok());
-  peer.Signal(SIGKILL);
-  absl::Status status;
-  while (status.ok()) status = (*link)->Receive(Soon()).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("peer \"peer process\""));
-}
-
-TEST(TcpLink, PeerStoppedForLessThanTheGraceGoesOn) {
-  LinkOptions options = SmallOptions("server");
-  options.heartbeat = absl::Milliseconds(100);
-  options.heartbeats_missed = 100;  // 10 s of grace
-  auto listener = ListenHere(options);
-  PeerProcess peer(listener->address(), 100);
-  auto link = listener->Accept(Soon());
-  ASSERT_TRUE(link.ok()) << link.status();
-  peer.Signal(SIGSTOP);
-  // Its slots run dry, then nothing comes: the silence is the condition waited for.
-  uint64_t next = 0;
-  while (true) {
-    auto chunk = (*link)->Receive(absl::Now() + absl::Milliseconds(500));
-    if (absl::IsDeadlineExceeded(chunk.status())) break;
-    ASSERT_TRUE(chunk.ok()) << chunk.status();
-    EXPECT_EQ(chunk->tag().index, next++);
-  }
-  peer.Signal(SIGCONT);
-  for (int i = 0; i < 50; ++i) {
-    auto chunk = (*link)->Receive(Soon());
-    ASSERT_TRUE(chunk.ok()) << chunk.status();
-    EXPECT_EQ(chunk->tag().index, next++);
-  }
-  EXPECT_TRUE((*link)->status().ok());
-}
-
-TEST(TcpLink, PeerStoppedForLongerIsGivenUpAndNamed) {
-  LinkOptions options = SmallOptions("server");
-  options.heartbeat = absl::Milliseconds(50);
-  options.heartbeats_missed = 6;
-  auto listener = ListenHere(options);
-  PeerProcess peer(listener->address(), 50);
-  auto link = listener->Accept(Soon());
-  ASSERT_TRUE(link.ok()) << link.status();
-  peer.Signal(SIGSTOP);
-  absl::Status status;
-  while (status.ok()) status = (*link)->Receive(Soon()).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("no sign of life"));
-  EXPECT_THAT(std::string(status.message()), HasSubstr("peer \"peer process\""));
-}
-
-size_t OpenFds() {
-  const std::filesystem::directory_iterator fds("/proc/self/fd");
-  return static_cast<size_t>(std::distance(begin(fds), end(fds)));
-}
-
-TEST(TcpLink, HundredsOfReconnectsLeaveNoDescriptorBehind) {
-  auto listener = ListenHere(SmallOptions("server"));
-  size_t before = 0;
-  for (int i = 0; i < 300; ++i) {
-    auto client = MakeTcpFabric()->Connect(listener->address(), SmallOptions("again"));
-    ASSERT_TRUE(client.ok()) << client.status();
-    auto server = listener->Accept(Soon());
-    ASSERT_TRUE(server.ok()) << server.status();
-    if (i % 3 == 0) (*client)->Cancel("round over");
-    if (i % 3 == 1) {
-      ASSERT_EQ((*client)->Close(Soon()), absl::OkStatus());
-    }
-    client->reset();
-    server->reset();
-    if (i == 10) before = OpenFds();
-  }
-  // The listener's thread may still hold the last sockets for a moment; none may pile up.
-  EXPECT_LE(OpenFds(), before + 8);
 }
 
 TEST(TcpLink, DestroyingAListenerDropsLinksNobodyAccepted) {

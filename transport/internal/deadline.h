@@ -49,6 +49,15 @@ class Deadline {
     return static_cast<int>(std::clamp<int64_t>(left, 0, 1 << 30));
   }
 
+  // Waits for one notification, the deadline, or for no reason.
+  void WaitOnce(std::condition_variable& changed, std::unique_lock<std::mutex>& lock) const {
+    if (infinite_) {
+      changed.wait(lock);
+    } else {
+      changed.wait_until(lock, at_);
+    }
+  }
+
   // Waits until `ready()` or the deadline; returns ready().
   template <typename Ready>
   bool Wait(std::condition_variable& changed, std::unique_lock<std::mutex>& lock,

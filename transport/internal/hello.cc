@@ -20,14 +20,6 @@ constexpr absl::string_view kMagic = "TRIBLINK";
 constexpr size_t kLinkIdBytes = 16;
 constexpr size_t kMaxRefusalText = 1024;
 
-std::string Prefixed(const std::string& message) {
-  std::string out(kMagic);
-  for (int i = 0; i < 8; ++i) {
-    out.push_back(static_cast<char>(static_cast<uint64_t>(message.size()) >> (8 * i)));
-  }
-  return out + message;
-}
-
 bool LooksLikeHttp(absl::string_view bytes) {
   for (absl::string_view method : {"GET ", "POST ", "PUT ", "HEAD ", "OPTIONS ", "PRI * HTTP/"}) {
     if (absl::StartsWith(bytes, method)) return true;
@@ -100,10 +92,18 @@ v1::LinkHello LaneHello(std::string link_id, uint32_t lane) {
   return hello;
 }
 
-std::string EncodeHello(const v1::LinkHello& hello) { return Prefixed(hello.SerializeAsString()); }
+std::string Framed(const std::string& message) {
+  std::string out(kMagic);
+  for (int i = 0; i < 8; ++i) {
+    out.push_back(static_cast<char>(static_cast<uint64_t>(message.size()) >> (8 * i)));
+  }
+  return out + message;
+}
+
+std::string EncodeHello(const v1::LinkHello& hello) { return Framed(hello.SerializeAsString()); }
 
 std::string EncodeReply(const v1::LinkHelloReply& reply) {
-  return Prefixed(reply.SerializeAsString());
+  return Framed(reply.SerializeAsString());
 }
 
 std::string EncodeRefusal(const absl::Status& why) {
@@ -178,7 +178,16 @@ absl::Status CheckControlHello(const v1::LinkHello& hello) {
   return InRange<size_t>("hello's length", hello.application().size(), 0, kMaxApplicationHello);
 }
 
-absl::Status CheckFit(const v1::LinkHello& theirs, const LinkOptions& ours) {
+absl::Status CheckFit(const v1::LinkHello& theirs, const LinkOptions& ours,
+                      absl::string_view transport) {
+  if (theirs.transport() != transport) {
+    const auto shown = [](absl::string_view name) {
+      return absl::Utf8SafeCHexEscape(name.empty() ? "tcp" : name);
+    };
+    return absl::FailedPreconditionError(absl::StrCat(
+        "\"", absl::Utf8SafeCHexEscape(theirs.name()), "\" speaks ", shown(theirs.transport()),
+        ", \"", ours.name, "\" speaks ", shown(transport), "; set the same transport on both"));
+  }
   if (theirs.chunk_bytes() == ours.chunk_bytes) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "\"", absl::Utf8SafeCHexEscape(theirs.name()), "\" has chunk_bytes = ", theirs.chunk_bytes(),

@@ -38,6 +38,8 @@ v1::LinkHello ControlHello(const LinkOptions& options, std::string link_id, uint
 // The hello of data socket `lane`, from 0.
 v1::LinkHello LaneHello(std::string link_id, uint32_t lane);
 
+// `message` behind the 16 bytes that stand before each message of a set-up.
+std::string Framed(const std::string& message);
 std::string EncodeHello(const v1::LinkHello& hello);
 std::string EncodeReply(const v1::LinkHelloReply& reply);
 std::string EncodeRefusal(const absl::Status& why);
@@ -52,8 +54,10 @@ absl::StatusOr<v1::LinkHello> DecodeHello(ByteSpan message);
 absl::StatusOr<v1::LinkHelloReply> DecodeReply(ByteSpan message);
 // Range checks of a control hello, the acceptor's as well as the connecter's.
 absl::Status CheckControlHello(const v1::LinkHello& hello);
-// FAILED_PRECONDITION where the two sides cannot work together (their slots differ in size).
-absl::Status CheckFit(const v1::LinkHello& theirs, const LinkOptions& ours);
+// FAILED_PRECONDITION where the two sides cannot work together (their slots differ in size, or
+// their transports; an empty one is known by its port).
+absl::Status CheckFit(const v1::LinkHello& theirs, const LinkOptions& ours,
+                      absl::string_view transport = "");
 
 // What is answered to something that is no hello: HTTP is told in HTTP, all others by
 // EncodeRefusal.

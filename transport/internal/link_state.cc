@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 
 namespace tributary::transport::internal {
 
@@ -68,6 +69,10 @@ SlotChunk LinkState::Queue(uint32_t slot, size_t bytes, const ChunkTag& tag) {
 
 void LinkState::OnSent(const SlotChunk& chunk) {
   send_pool_.Return(chunk.slot);
+  OnHandedOver(chunk);
+}
+
+void LinkState::OnHandedOver(const SlotChunk& chunk) {
   ++sent_;
   ++stats.chunks_sent;
   stats.bytes_sent += chunk.bytes;
@@ -83,7 +88,7 @@ bool LinkState::OnGrant(uint64_t epoch, uint64_t granted) {
   return credit_.OnGrant(epoch, granted) == CreditLedger::Grant::kRaised;
 }
 
-absl::StatusOr<uint32_t> LinkState::Admit(uint64_t sequence, uint64_t bytes) {
+absl::Status LinkState::CheckAdmissible(uint64_t sequence, uint64_t bytes) const {
   if (bytes > config_.chunk_bytes) {
     return absl::DataLossError(absl::StrCat(config_.peer, " announced a chunk of ", bytes,
                                             " bytes; slots have ", config_.chunk_bytes));
@@ -97,7 +102,21 @@ absl::StatusOr<uint32_t> LinkState::Admit(uint64_t sequence, uint64_t bytes) {
     return absl::DataLossError(absl::StrCat(config_.peer, " sent chunk ", sequence,
                                             " twice; it breaks the link protocol"));
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<uint32_t> LinkState::Admit(uint64_t sequence, uint64_t bytes) {
+  RETURN_IF_ERROR(CheckAdmissible(sequence, bytes));
   return receive_pool_.Take();
+}
+
+absl::Status LinkState::AdmitInto(uint32_t slot, uint64_t sequence, uint64_t bytes) {
+  RETURN_IF_ERROR(CheckAdmissible(sequence, bytes));
+  if (receive_pool_.TakeThis(slot)) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(config_.peer, " sent chunk ", sequence,
+                                                    " into slot ", slot,
+                                                    ", which is not free; it breaks the link "
+                                                    "protocol"));
 }
 
 void LinkState::OnArrived(const SlotChunk& chunk) {

@@ -58,6 +58,10 @@ class LinkState {
   // Numbers a borrowed chunk; from here on it is the backend's.
   SlotChunk Queue(uint32_t slot, size_t bytes, const ChunkTag& tag);
   void OnSent(const SlotChunk& chunk);  // the slot is free again
+  // For backends whose send slots are the peer's memory: the chunk is sent, its slot stays with the
+  // peer until OnSlotBack.
+  void OnHandedOver(const SlotChunk& chunk);
+  void OnSlotBack(uint32_t slot) { send_pool_.Return(slot); }
   bool flushed() const { return sent_ == queued_; }
   uint64_t queued() const { return queued_; }
   // A grant of the peer; true where it raised the credit. Wrong epochs are ignored.
@@ -71,12 +75,18 @@ class LinkState {
   // A slot for the chunk numbered `sequence`. FAILED_PRECONDITION where the peer had no credit for
   // it, DATA_LOSS where its number was seen before or it does not fit a slot.
   absl::StatusOr<uint32_t> Admit(uint64_t sequence, uint64_t bytes);
+  // The same where the peer has picked the slot; FAILED_PRECONDITION where that one is not free.
+  absl::Status AdmitInto(uint32_t slot, uint64_t sequence, uint64_t bytes);
   void OnArrived(const SlotChunk& chunk);  // whole and checked
   // What Receive has to say now: a chunk, OUT_OF_RANGE or an error; nothing means wait.
   std::optional<absl::StatusOr<SlotChunk>> Receive();
+  // The number of the chunk that Receive hands out next.
+  uint64_t next() const { return next_; }
   void ReturnReceived(uint32_t slot);
   // A cumulative grant worth announcing now, marked as announced.
   std::optional<uint64_t> GrantDue();
+  // All that may be granted, for backends to which announcing costs nothing; marked as announced.
+  uint64_t GrantAll() { return grants_.Announce(); }
   uint64_t granted() const { return grants_.announced(); }
   // The peer closed its side after `total` chunks. DATA_LOSS where more than that have come.
   absl::Status OnGoodbye(uint64_t total);
@@ -94,6 +104,8 @@ class LinkState {
   LinkStats stats;
 
  private:
+  absl::Status CheckAdmissible(uint64_t sequence, uint64_t bytes) const;
+
   const Config config_;
   SlotPool send_pool_;
   SlotPool receive_pool_;

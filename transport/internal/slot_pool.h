@@ -2,6 +2,7 @@
 // first.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -48,6 +49,14 @@ class SlotPool {
     free_.pop_back();
     taken_[slot - first_] = true;
     return slot;
+  }
+  // Takes a certain slot; false where there is no such slot or it is taken. Linear in the free
+  // ones.
+  bool TakeThis(uint32_t slot) {
+    if (!Holds(slot) || taken_[slot - first_]) return false;
+    free_.erase(std::find(free_.begin(), free_.end(), slot));
+    taken_[slot - first_] = true;
+    return true;
   }
   void Return(uint32_t slot) {
     if (!taken_[slot - first_]) return;  // twice: nothing to free

@@ -9,42 +9,43 @@
 #include <system_error>
 #include <utility>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 
 namespace tributary::transport::tcp {
 
-using internal::ControlType;
 using internal::Deadline;
 
 namespace {
 
-internal::LinkState::Config StateConfig(const ReadySockets& sockets, const LinkOptions& options) {
-  return {.peer = absl::StrCat("peer \"", absl::Utf8SafeCHexEscape(sockets.theirs.name()), "\" (",
-                               PeerText(sockets.control.get()), ")"),
+internal::LinkState::Config StateConfig(const internal::ReadySockets& sockets,
+                                        const LinkOptions& options) {
+  return {.peer = sockets.hellos.PeerName(PeerText(sockets.control.get())),
           .chunk_bytes = options.chunk_bytes,
           .send_slots = options.slots,
           .receive_slots = options.slots,
-          .our_epoch = sockets.ours.epoch(),
-          .peer_epoch = sockets.theirs.epoch(),
-          .peer_slots = sockets.theirs.slots()};
+          .our_epoch = sockets.hellos.ours.epoch(),
+          .peer_epoch = sockets.hellos.theirs.epoch(),
+          .peer_slots = sockets.hellos.theirs.slots()};
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Link>> TcpCore::Start(ReadySockets sockets,
+absl::StatusOr<std::unique_ptr<Link>> TcpCore::Start(internal::ReadySockets sockets,
                                                      const LinkOptions& options) {
   ASSIGN_OR_RETURN(internal::Arena arena,
                    internal::Arena::Map(options.chunk_bytes, 2 * options.slots));
   ASSIGN_OR_RETURN(Waker control_wake, Waker::Create());
+  ASSIGN_OR_RETURN(Waker caller_wake, Waker::Create());
   std::vector<Waker> lane_wakes;
   for (size_t i = 0; i < sockets.lanes.size(); ++i) {
     ASSIGN_OR_RETURN(Waker wake, Waker::Create());
     lane_wakes.push_back(std::move(wake));
   }
+  SetLinkOptions(sockets.control.get(), options.heartbeat * options.heartbeats_missed);
   std::vector<Fd> fds = std::move(sockets.lanes);
-  auto* core = new TcpCore(std::move(sockets), options, std::move(arena), std::move(control_wake));
+  auto* core = new TcpCore(std::move(sockets), options, std::move(arena), std::move(control_wake),
+                           std::move(caller_wake));
   auto link = std::make_unique<internal::CoreLink>(core);
   for (size_t i = 0; i < fds.size(); ++i) {
     auto lane = std::make_unique<Lane>(std::move(lane_wakes[i]));
@@ -52,14 +53,14 @@ absl::StatusOr<std::unique_ptr<Link>> TcpCore::Start(ReadySockets sockets,
     lane->in.next_sequence = i;
     lane->fd = std::move(fds[i]);
     SetLinkOptions(lane->fd.get(), options.progress_timeout);
+    BoundBufferOnOneHost(lane->fd.get());
     core->lanes_.push_back(std::move(lane));
   }
-  SetLinkOptions(core->control_.get(), options.heartbeat * options.heartbeats_missed);
   try {
     for (auto& lane : core->lanes_) {
       lane->thread = std::thread([core, at = lane.get()] { core->RunLane(*at); });
     }
-    core->control_thread_ = std::thread([core] { core->RunControl(); });
+    core->StartControl();
   } catch (const std::system_error& error) {  // the link's end joins those that run
     return absl::ResourceExhaustedError(
         absl::StrCat("cannot start a link's threads: ", error.what()));
@@ -67,18 +68,12 @@ absl::StatusOr<std::unique_ptr<Link>> TcpCore::Start(ReadySockets sockets,
   return link;
 }
 
-TcpCore::TcpCore(ReadySockets sockets, const LinkOptions& options, internal::Arena arena,
-                 Waker waker)
-    : options_(options),
-      theirs_(sockets.theirs),
+TcpCore::TcpCore(internal::ReadySockets sockets, const LinkOptions& options, internal::Arena arena,
+                 Waker control_wake, Waker caller_wake)
+    : ControlledCore(options, sockets.hellos.theirs, std::move(sockets.control),
+                     std::move(control_wake), StateConfig(sockets, options)),
       arena_(std::move(arena)),
-      silence_limit_(absl::ToChronoNanoseconds(
-          std::max(options.heartbeat, absl::Milliseconds(sockets.theirs.heartbeat_ms())) *
-          options.heartbeats_missed)),
-      state_(StateConfig(sockets, options)),
-      heard_ns_(Clock::now().time_since_epoch().count()),
-      control_(std::move(sockets.control)),
-      control_wake_(std::move(waker)) {}
+      caller_wake_(std::move(caller_wake)) {}
 
 Chunk TcpCore::Lend(uint32_t slot) {
   Ref();
@@ -108,7 +103,9 @@ absl::Status TcpCore::Send(Chunk chunk) {
   Release(chunk);
   Lane& lane = *lanes_[queued.sequence % lanes_.size()];
   lane.queue.push_back(queued);
-  if (lane.sleeping) {
+  if (queued.bytes <= kSmallChunk && lane.sender == Mover::kNobody) {
+    SendAsCaller(lane, lock);
+  } else if (lane.sleeping) {
     lane.sleeping = false;
     lane.wake.Wake();
   }
@@ -120,7 +117,16 @@ absl::StatusOr<Chunk> TcpCore::Receive(absl::Time deadline) {
   const Deadline until = Deadline::FromWallClock(deadline);
   std::unique_lock lock(mutex_);
   std::optional<absl::StatusOr<internal::SlotChunk>> got;
-  until.Wait(can_receive_, lock, [&] { return (got = state_.Receive()).has_value(); });
+  while (!(got = state_.Receive()).has_value() && !until.Expired()) {
+    Lane& lane = *lanes_[state_.next() % lanes_.size()];
+    if (MayReadAsCaller(lane)) {
+      ReadAsCaller(lane, until, lock);
+      continue;
+    }
+    ++waiting_;
+    until.WaitOnce(can_receive_, lock);
+    --waiting_;
+  }
   if (!got.has_value()) {
     return absl::DeadlineExceededError(absl::StrCat(state_.peer(), " sent no chunk in time"));
   }
@@ -146,53 +152,12 @@ void TcpCore::Return(uint32_t slot) {
   Unref();
 }
 
-bool TcpCore::OrderlyEnd() const { return state_.closed() && state_.peer_done(); }
-
-absl::Status TcpCore::Close(absl::Time deadline) {
-  const Deadline until = Deadline::FromWallClock(deadline);
-  std::unique_lock lock(mutex_);
-  state_.StartClosing();
-  can_send_.notify_all();
-  const bool flushed =
-      until.Wait(can_send_, lock, [this] { return state_.failed() || state_.flushed(); });
-  if (flushed && !state_.failed() && !goodbye_sent_) {
-    goodbye_sent_ = true;
-    SendControl(ControlType::kGoodbye, state_.queued());
-  }
-  until.Wait(can_send_, lock, [this] { return state_.failed() || state_.closed(); });
-  if (state_.closed()) return absl::OkStatus();
-  if (state_.failed()) {
-    // The peer left in order and nothing of ours was on its way: there is nothing to be sorry for.
-    if (peer_gone_ && state_.peer_done() && state_.queued() == 0) return absl::OkStatus();
-    return state_.error();
-  }
-  return state_.CloseTimeout();
-}
-
-void TcpCore::Fail(absl::Status error, bool local, bool tell) {
-  const std::string text(error.message());
-  const bool first = state_.Fail(std::move(error), local);
-  if (first && tell && !peer_gone_) SendControl(ControlType::kCancel, 0, 0, text);
-  can_send_.notify_all();
-  can_receive_.notify_all();
-  // The control thread cuts the sockets once the farewell is out.
-  control_wake_.Wake();
+void TcpCore::WakeBackend() {
   for (auto& lane : lanes_) lane->wake.Wake();
 }
 
-void TcpCore::FailUnlocked(absl::Status error, bool tell) {
-  std::lock_guard lock(mutex_);
-  Fail(std::move(error), /*local=*/false, tell);
-}
-
-void TcpCore::Cancel(const std::string& why) {
-  std::lock_guard lock(mutex_);
-  Fail(absl::CancelledError(why), /*local=*/true, /*tell=*/true);
-}
-
-absl::Status TcpCore::status() const {
-  std::lock_guard lock(mutex_);
-  return state_.error();
+void TcpCore::CutData() {
+  for (auto& lane : lanes_) shutdown(lane->fd.get(), SHUT_RDWR);
 }
 
 LinkStats TcpCore::stats() const {
@@ -212,17 +177,11 @@ LinkStats TcpCore::stats() const {
 }
 
 void TcpCore::Shutdown() {
-  {
-    std::lock_guard lock(mutex_);
-    const bool orderly = OrderlyEnd();
-    Fail(absl::CancelledError("the link was destroyed"), /*local=*/true, /*tell=*/!orderly);
-  }
+  BeginShutdown();
   for (auto& lane : lanes_) {
     if (lane->thread.joinable()) lane->thread.join();
   }
-  if (control_thread_.joinable()) control_thread_.join();
-  // Not earlier: a lease that outlives the link keeps the memory, not the connection.
-  control_ = Fd();
+  EndShutdown();
   for (auto& lane : lanes_) lane->fd = Fd();
 }
 

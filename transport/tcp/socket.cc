@@ -1,14 +1,11 @@
-// POSIX socket helpers.
+// TCP socket helpers.
 #include "transport/tcp/socket.h"
 
 #include <arpa/inet.h>
-#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -27,47 +24,20 @@ bool SameAddress(const SocketAddress& a, const SocketAddress& b) {
   return a.length == b.length && std::memcmp(&a.storage, &b.storage, a.length) == 0;
 }
 
-// Waits for `events`; false at the deadline.
-bool PollOne(int fd, short events, const Deadline& deadline) {
-  while (true) {
-    pollfd entry{.fd = fd, .events = events, .revents = 0};
-    const int n = poll(&entry, 1, deadline.PollMillis());
-    if (n > 0) return true;
-    if (n == 0 && deadline.Expired()) return false;
+// Equal but for the port.
+bool SameHostAddress(const SocketAddress& a, const SocketAddress& b) {
+  if (a.storage.ss_family != b.storage.ss_family) return false;
+  if (a.storage.ss_family == AF_INET) {
+    return reinterpret_cast<const sockaddr_in&>(a.storage).sin_addr.s_addr ==
+           reinterpret_cast<const sockaddr_in&>(b.storage).sin_addr.s_addr;
   }
+  return a.storage.ss_family == AF_INET6 &&
+         std::memcmp(&reinterpret_cast<const sockaddr_in6&>(a.storage).sin6_addr,
+                     &reinterpret_cast<const sockaddr_in6&>(b.storage).sin6_addr,
+                     sizeof(in6_addr)) == 0;
 }
 
 }  // namespace
-
-Fd::~Fd() {
-  if (fd_ >= 0) close(fd_);
-}
-
-absl::StatusOr<Waker> Waker::Create() {
-  Fd fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!fd.valid()) return ErrnoStatus("eventfd", errno);
-  return Waker(std::move(fd));
-}
-
-void Waker::Wake() const {
-  const uint64_t one = 1;
-  // Only a full counter can fail, and then the poll ends anyway.
-  [[maybe_unused]] const ssize_t n = write(fd_.get(), &one, sizeof(one));
-}
-
-void Waker::Clear() const {
-  uint64_t count = 0;
-  [[maybe_unused]] const ssize_t n = read(fd_.get(), &count, sizeof(count));
-}
-
-absl::Status ErrnoStatus(absl::string_view what, int error) {
-  const std::string message = absl::StrCat(what, ": ", std::strerror(error));
-  if (error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat(message, "; raise the limit on open files or free memory"));
-  }
-  return absl::UnavailableError(message);
-}
 
 absl::StatusOr<std::vector<SocketAddress>> Resolve(const std::string& address, bool to_listen) {
   const size_t colon = address.rfind(':');
@@ -148,7 +118,7 @@ absl::StatusOr<Fd> ConnectTo(const SocketAddress& address, const Deadline& deadl
   const std::string where = absl::StrCat("cannot connect to ", ToText(address));
   if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.length) != 0) {
     if (errno != EINPROGRESS) return ErrnoStatus(where, errno);
-    if (!PollOne(fd.get(), POLLOUT, deadline)) {
+    if (!internal::PollOne(fd.get(), POLLOUT, deadline)) {
       return absl::DeadlineExceededError(absl::StrCat(where, ": no answer in time"));
     }
     int error = 0;
@@ -176,42 +146,15 @@ void SetLinkOptions(int fd, absl::Duration user_timeout) {
   setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &millis, sizeof(millis));
 }
 
-absl::Status SetBlocking(int fd) {
-  const int flags = fcntl(fd, F_GETFL);
-  if (flags < 0 || fcntl(fd, F_SETFL, flags & ~O_NONBLOCK) != 0) return ErrnoStatus("fcntl", errno);
-  return absl::OkStatus();
-}
-
-absl::Status WriteAll(int fd, absl::string_view bytes, const Deadline& deadline) {
-  while (!bytes.empty()) {
-    const ssize_t n = send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
-    if (n > 0) {
-      bytes.remove_prefix(static_cast<size_t>(n));
-    } else if (n < 0 && errno != EAGAIN && errno != EINTR) {
-      return ErrnoStatus("sending the link hello", errno);
-    } else if (!PollOne(fd, POLLOUT, deadline)) {
-      return absl::DeadlineExceededError("the peer did not take the link hello in time");
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status ReadAll(int fd, uint8_t* to, size_t bytes, const Deadline& deadline) {
-  while (bytes > 0) {
-    const ssize_t n = recv(fd, to, bytes, 0);
-    if (n > 0) {
-      to += n;
-      bytes -= static_cast<size_t>(n);
-    } else if (n == 0) {
-      return absl::UnavailableError(
-          "the peer closed the connection instead of answering the hello");
-    } else if (errno != EAGAIN && errno != EINTR) {
-      return ErrnoStatus("waiting for the answer to the link hello", errno);
-    } else if (!PollOne(fd, POLLIN, deadline)) {
-      return absl::DeadlineExceededError("the peer did not answer the link hello in time");
-    }
-  }
-  return absl::OkStatus();
+void BoundBufferOnOneHost(int fd) {
+  SocketAddress peer;
+  peer.length = sizeof(peer.storage);
+  if (getpeername(fd, reinterpret_cast<sockaddr*>(&peer.storage), &peer.length) != 0) return;
+  if (!SameHostAddress(LocalAddress(fd), peer)) return;
+  // Measured on two cores with 1 MiB of second-level cache each: 128 to 512 KiB stream a third
+  // faster than the 4 MiB that the kernel comes to by itself; 1 MiB is as slow as those.
+  const int bytes = 256 << 10;
+  setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
 }
 
 }  // namespace tributary::transport::tcp

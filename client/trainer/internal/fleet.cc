@@ -35,8 +35,8 @@ void OnSignal(int number) {
   errno = before;
 }
 
-// A handler and not a blocked mask with a signalfd: libraries (OpenBLAS) start threads before main,
-// in which the signals are not blocked and would end the process.
+// A handler and not a blocked mask with a signalfd: it does its work in whichever thread a signal
+// ends up in, and libraries start threads of their own.
 absl::Status CatchSignals(int write_fd) {
   handler_fd.store(write_fd);
   struct sigaction action = {};
@@ -48,7 +48,7 @@ absl::Status CatchSignals(int write_fd) {
     sigaddset(&signals, number);
     if (sigaction(number, &action, nullptr) != 0) return absl::InternalError("sigaction failed");
   }
-  // A parent may have left them blocked.
+  // They were held back since the start: one that has come meanwhile is delivered here.
   pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
   return absl::OkStatus();
 }
@@ -78,9 +78,9 @@ absl::StatusOr<std::unique_ptr<Fleet>> Fleet::Create(const ClientConfig& config,
 }
 
 Fleet::~Fleet() {
-  // A signal from here on ends the process, as it would have before.
-  std::signal(SIGINT, SIG_DFL);
-  std::signal(SIGTERM, SIG_DFL);
+  // It is ending already: a signal must not turn its exit code into another.
+  std::signal(SIGINT, SIG_IGN);
+  std::signal(SIGTERM, SIG_IGN);
   for (const int fd : {signals_[0], signals_[1], finished_}) {
     if (fd >= 0) close(fd);
   }

@@ -17,7 +17,7 @@ class Fleet {
  public:
   // Loads the data, cuts it, makes the clients: the one of the config, or, with `simulate`, all of
   // its [data] clients, named `<id>-000`, `<id>-001`, ... SIGINT and SIGTERM are caught
-  // from here on, until the fleet is destroyed; one fleet a process.
+  // from here on, and ignored once the fleet is destroyed; one fleet a process.
   static absl::StatusOr<std::unique_ptr<Fleet>> Create(const ClientConfig& config, bool simulate);
   ~Fleet();
 

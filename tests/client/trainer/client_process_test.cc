@@ -92,6 +92,12 @@ TEST_F(ClientProcess, BadConfigExitsWith2AndSaysWhere) {
   EXPECT_THAT(Log(), AllOf(HasSubstr(absl::StrCat(config, ":8:")), HasSubstr("mlp-digits")));
 }
 
+TEST_F(ClientProcess, CheckReadsTheConfigAndStartsNothing) {
+  EXPECT_EQ(Run({absl::StrCat(TRIBUTARY_SOURCE_DIR, "/configs/client.toml"), "--check"}), 0);
+  EXPECT_THAT(Log(), HasSubstr("client.toml: ok (client \"client-0\")"));
+  EXPECT_EQ(Run({WriteConfig("mlp-digit"), "--check"}), 2);
+}
+
 TEST_F(ClientProcess, ModelAndDataThatDoNotFitExitWith2) {
   EXPECT_EQ(Run({WriteConfig("2nn")}), 2);
   EXPECT_THAT(Log(), HasSubstr("takes images of 784 pixels, data set \"digits\" has 64"));
@@ -108,6 +114,22 @@ TEST_F(ClientProcess, ATermSignalEndsItPolitelyWithExitCode0) {
     ASSERT_TRUE(code.ok()) << code.status();
     EXPECT_EQ(*code, 0);
     EXPECT_THAT(Log(), HasSubstr("left, as asked"));
+    std::filesystem::remove(Path("log"));
+  }
+}
+
+// As soon as its own code runs, which is long before LibTorch is loaded and the data read; before
+// that the process is the dynamic linker's.
+TEST_F(ClientProcess, ATermSignalFromTheVeryStartEndsItWithExitCode0) {
+  for (int attempt = 0; attempt < 4; ++attempt) {
+    auto process = Start({WriteConfig()});
+    ASSERT_TRUE(process.ok()) << process.status();
+    while (!process->Holds(SIGTERM)) ASSERT_TRUE(process->Running()) << Log();
+    absl::SleepFor(absl::Milliseconds(attempt * 40));
+    process->Signal(SIGTERM);
+    const auto code = process->Wait(kPatience);
+    ASSERT_TRUE(code.ok()) << code.status();
+    EXPECT_EQ(*code, 0) << Log();
     std::filesystem::remove(Path("log"));
   }
 }

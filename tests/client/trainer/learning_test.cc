@@ -49,7 +49,8 @@ class Round {
   }
 
   void Add(const std::string& id, const TrainResult& result) {
-    aggregation::UpdateAssembler assembler(task_.layout, grid_, id, result.weight,
+    const auto weight = *aggregation::WeightUnits(result.weight, 0);
+    aggregation::UpdateAssembler assembler(task_.layout, grid_, id, weight,
                                            aggregation::MaxEncodedBytes(*task_.layout));
     uint64_t bytes = 0;
     uint32_t crc = 0;
@@ -67,7 +68,7 @@ class Round {
     ASSERT_NE(update, nullptr) << assembler.refusal().message;
     const aggregation::EncodedUpdate* const one = update.get();
     sum_->Fold({&one, 1}, {.begin = 0, .end = task_.layout->elements()});
-    weight_ += static_cast<uint64_t>(result.weight);
+    weight_ += static_cast<uint64_t>(weight);
   }
 
   // The next model's float tensors.

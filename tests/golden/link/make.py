@@ -5,6 +5,7 @@ hello_v1.bin    the hello of a control socket, version 1
 reply_v1.bin    the acceptor's answer to it
 chunk_v1.bin    the header of a chunk of 9 bytes ("123456789"), and the chunk
 control_v1.bin  a grant, then a cancellation with a text
+roce_v1.bin     the hello of a RoCE link's control socket, its endpoint, and "connected"
 """
 import os
 import struct
@@ -63,6 +64,21 @@ def control(kind, a, b, words=b""):
     return head + struct.pack("<I", crc32c(head + words)) + words
 
 
+def endpoint():
+    """Two queue pairs and two slots; GID ::ffff:10.0.0.5. Repeated numbers are packed."""
+    gid = bytes(10) + b"\xff\xff" + bytes([10, 0, 0, 5])
+    return (
+        text(1, gid) + number(4, 1024) + text(5, varint(17) + varint(300)) + text(6, varint(1) + varint(0xFFFFFF))
+        + text(7, struct.pack("<QQ", 0x7F0000001000, 0x7F0000103000)) + text(8, struct.pack("<II", 0xABC, 0xABC))
+        + number(9, 8)
+    )
+
+
+def roce():
+    named = hello(8, 0x0123456789ABCDEF, b"rack0", b"\x00\xffhi") + text(11, b"roce")
+    return prefixed(named) + prefixed(text(3, endpoint())) + prefixed(number(4, 1))
+
+
 def main():
     here = os.path.dirname(os.path.abspath(__file__))
     files = {
@@ -70,6 +86,7 @@ def main():
         "reply_v1.bin": prefixed(number(1, 1) + text(4, hello(16, 99, b"global", b"ok"))),
         "chunk_v1.bin": chunk(),
         "control_v1.bin": control(2, 0x0123456789ABCDEF, 12) + control(5, 0, 0, b"because"),
+        "roce_v1.bin": roce(),
     }
     for name, data in files.items():
         with open(os.path.join(here, name), "wb") as out:

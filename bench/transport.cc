@@ -1,0 +1,276 @@
+// `tributary bench transport`: links between two processes of this machine, each figure beside what
+// the machine gives without a link, measured in turn.
+#include <algorithm>
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status.h"
+#include "bench/commands.h"
+#include "bench/figures.h"
+#include "bench/transport_runs.h"
+#include "compression/codec.h"
+
+namespace tributary::bench {
+namespace {
+
+constexpr size_t kFigureSize = size_t{1} << 20;  // the protocol's chunks: the named figures
+constexpr uint32_t kPingRounds = 2000;
+
+// "64", "4K", "1M", "2G": powers of 1024.
+absl::StatusOr<uint64_t> ParseSize(const std::string& text) {
+  const size_t unit = text.empty() ? 0 : std::string("KMG").find(text.back()) + 1;
+  uint64_t value = 0;
+  if (!absl::SimpleAtoi(unit == 0 ? text : text.substr(0, text.size() - 1), &value) || value == 0 ||
+      value > uint64_t{1} << 40 >> (10 * unit)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", text, "\" is no size; write 64, 4K, 1M or 2G"));
+  }
+  return value << (10 * unit);
+}
+
+Shape ShapeOf(const std::string& kind, size_t size, uint32_t lanes, uint64_t bytes) {
+  Shape shape;
+  shape.kind = kind;
+  shape.size = size;
+  shape.lanes = lanes;
+  // 8 MiB under way, as the default of links has it, within what their slots allow.
+  shape.slots = static_cast<uint32_t>(std::clamp<size_t>((size_t{8} << 20) / size, 2, 256));
+  // Small chunks cost by the piece: a stream of them is cut to what takes about as long.
+  shape.bytes = std::max<uint64_t>(std::min<uint64_t>(bytes, size << 18), 4 * size);
+  shape.rounds = size > kFigureSize ? 20 : size > 65536 ? 300 : kPingRounds;
+  return shape;
+}
+
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+template <typename Result>
+double MedianOf(const std::vector<Result>& results,
+                const std::function<double(const Result&)>& of) {
+  std::vector<double> values;
+  for (const Result& result : results) values.push_back(of(result));
+  return Median(std::move(values));
+}
+
+std::string SizeText(size_t size) {
+  if (size % (1 << 20) == 0) return absl::StrCat(size >> 20, "M");
+  if (size % (1 << 10) == 0) return absl::StrCat(size >> 10, "K");
+  return absl::StrCat(size);
+}
+
+// fp32 onto the grid, as a receiver of updates does it.
+class Folder {
+ public:
+  explicit Folder(size_t bytes) : sums_(bytes / sizeof(float)) {}
+  void Fold(ByteSpan payload) {
+    codec_->Fold(PiecedBytes(payload), 0, payload.size() / sizeof(float), {}, sums_.data());
+  }
+
+ private:
+  std::shared_ptr<const compression::Codec> codec_ = compression::MakeCodec("fp32").value();
+  std::vector<int64_t> sums_;
+};
+
+// Bytes per second of folding alone, over as many buffers as a link has slots.
+double FoldCeiling(const Shape& shape) {
+  std::vector<uint8_t> memory(shape.slots * shape.size);
+  auto* floats = reinterpret_cast<float*>(memory.data());
+  std::fill(floats, floats + memory.size() / sizeof(float), 0.015625F);
+  Folder folder(shape.size);
+  const uint64_t chunks = shape.bytes / shape.size;
+  const double start = WallSeconds();
+  for (uint64_t i = 0; i < chunks; ++i) {
+    folder.Fold({memory.data() + (i % shape.slots) * shape.size, shape.size});
+  }
+  return static_cast<double>(chunks * shape.size) / (WallSeconds() - start);
+}
+
+class Bench {
+ public:
+  explicit Bench(int repetitions) : repetitions_(repetitions) {}
+
+  // A link's stream and its ceiling, in turn.
+  absl::Status Stream(const Shape& shape, const std::string& suffix) {
+    std::vector<StreamResult> link, bare;
+    for (int i = 0; i < repetitions_; ++i) {
+      ASSIGN_OR_RETURN(const StreamResult b, Bare(shape));
+      ASSIGN_OR_RETURN(const StreamResult l, LinkStream(shape, {}));
+      bare.push_back(b);
+      link.push_back(l);
+    }
+    const std::string prefix = absl::StrCat("transport.", shape.kind, ".");
+    const std::string beside = shape.kind == "shm"
+                                   ? "ceiling: copied in and out of shared memory, no checksum"
+                                   : "ceiling: plain blocking sockets, as many, no checksum";
+    const double stream = MedianOf<StreamResult>(link, [](const auto& r) { return r.rate; });
+    Add(prefix + "stream" + suffix, stream / 1e9, "GB/s",
+        MedianOf<StreamResult>(bare, [](const auto& r) { return r.rate; }) / 1e9,
+        absl::StrCat(beside, "; ", shape.lanes, " lanes"));
+    Add(prefix + "cpu_s_per_gb" + suffix,
+        MedianOf<StreamResult>(link, [](const auto& r) { return r.cpu_s_per_gb(); }), "s/GB",
+        MedianOf<StreamResult>(bare, [](const auto& r) { return r.cpu_s_per_gb(); }),
+        "both sides; less is better");
+    const auto each = [&](const char* name, const char* unit,
+                          const std::function<double(const StreamResult&)>& of) {
+      Add(absl::StrCat(prefix, name, suffix), MedianOf<StreamResult>(link, of), unit,
+          MedianOf<StreamResult>(bare, of), "");
+    };
+    each("sender_cpu_s_per_gb", "s/GB", [](const auto& r) { return r.sender_cpu; });
+    each("receiver_cpu_s_per_gb", "s/GB", [](const auto& r) { return r.receiver_cpu; });
+    each("connect_ms", "ms", [](const auto& r) { return r.connect_ms; });
+    each("first_chunk_ms", "ms", [](const auto& r) { return r.first_ms; });
+    if (shape.kind != "shm") {
+      each("retransmits", "", [](const auto& r) { return static_cast<double>(r.retransmits); });
+    }
+    stream_ = stream;
+    return absl::OkStatus();
+  }
+
+  // How much of a tcp stream's lead over plain sockets is its send buffer: theirs bounded alike.
+  absl::Status BoundedSockets(Shape shape, const std::string& suffix) {
+    shape.send_buffer = 256 << 10;
+    std::vector<StreamResult> bare;
+    for (int i = 0; i < repetitions_; ++i) {
+      ASSIGN_OR_RETURN(const StreamResult b, SocketStream(shape));
+      bare.push_back(b);
+    }
+    Add("transport.tcp.stream_bounded" + suffix, stream_ / 1e9, "GB/s",
+        MedianOf<StreamResult>(bare, [](const auto& r) { return r.rate; }) / 1e9,
+        "the same stream; ceiling: plain sockets with the link's own send buffer of 256 KiB");
+    return absl::OkStatus();
+  }
+
+  // Received and folded onto the grid, beside the slower of the two alone.
+  absl::Status StreamFold(const Shape& shape) {
+    std::vector<double> rates, folds;
+    for (int i = 0; i < repetitions_; ++i) {
+      folds.push_back(FoldCeiling(shape));
+      Folder folder(shape.size);
+      ASSIGN_OR_RETURN(const StreamResult result,
+                       LinkStream(shape, [&](const auto& chunk) { folder.Fold(chunk.bytes()); }));
+      rates.push_back(result.rate);
+    }
+    const double fold = Median(folds);
+    Add(absl::StrCat("transport.", shape.kind, ".stream_fold"), Median(rates) / 1e9, "GB/s",
+        std::min(fold, stream_) / 1e9,
+        absl::StrFormat("ceiling: the smaller of the stream and folding alone (%.2f GB/s)",
+                        fold / 1e9));
+    return absl::OkStatus();
+  }
+
+  absl::Status Ping(const Shape& shape) {
+    std::vector<PingResult> link, bare;
+    for (int i = 0; i < repetitions_; ++i) {
+      ASSIGN_OR_RETURN(const PingResult b,
+                       shape.kind == "shm" ? SharedPing(shape) : SocketPing(shape));
+      ASSIGN_OR_RETURN(const PingResult l, LinkPing(shape));
+      bare.push_back(b);
+      link.push_back(l);
+    }
+    const std::string name =
+        absl::StrCat("transport.", shape.kind, ".rtt_", SizeText(shape.size), "_us");
+    const auto p50 = [](const PingResult& r) { return r.p50_us; };
+    Add(name, MedianOf<PingResult>(link, p50), "us", MedianOf<PingResult>(bare, p50),
+        shape.kind == "shm" ? "p50; beside it two flags in shared memory, both sides spinning"
+                            : "p50; beside it a plain socket ping-pong; less is better");
+    Add(name + ".p95", MedianOf<PingResult>(link, [](const auto& r) { return r.p95_us; }), "us",
+        MedianOf<PingResult>(bare, [](const auto& r) { return r.p95_us; }), "");
+    Add(name + ".p99", MedianOf<PingResult>(link, [](const auto& r) { return r.p99_us; }), "us",
+        MedianOf<PingResult>(bare, [](const auto& r) { return r.p99_us; }), "");
+    return absl::OkStatus();
+  }
+
+  const std::vector<Figure>& figures() const { return figures_; }
+
+ private:
+  static absl::StatusOr<StreamResult> Bare(const Shape& shape) {
+    return shape.kind == "shm" ? SharedStream(shape) : SocketStream(shape);
+  }
+  void Add(std::string name, double value, std::string unit, std::optional<double> ceiling,
+           std::string note) {
+    figures_.push_back({.name = std::move(name),
+                        .value = value,
+                        .unit = std::move(unit),
+                        .ceiling = ceiling,
+                        .note = std::move(note)});
+  }
+
+  const int repetitions_;
+  double stream_ = 0;  // of the last Stream, bytes per second
+  std::vector<Figure> figures_;
+};
+
+absl::Status RunAll(const TransportOptions& options, Bench* bench) {
+  ASSIGN_OR_RETURN(const uint64_t bytes, ParseSize(options.bytes));
+  std::vector<uint64_t> sizes;
+  for (const std::string& text : options.sizes) {
+    ASSIGN_OR_RETURN(const uint64_t size, ParseSize(text));
+    if (size > uint64_t{1} << 28) {
+      return absl::InvalidArgumentError("chunks of more than 256M are more than a bench needs");
+    }
+    sizes.push_back(size);
+  }
+  for (const std::string& kind : options.transports) {
+    for (const uint64_t size : sizes) {
+      for (size_t i = 0; i < options.lanes.size(); ++i) {
+        // Shared memory has no lanes: it is measured once.
+        if (kind == "shm" && i > 0) continue;
+        const uint32_t lanes = kind == "shm" ? 1 : options.lanes[i];
+        const Shape shape = ShapeOf(kind, size, lanes, bytes);
+        std::string suffix = size == kFigureSize ? "" : absl::StrCat(".", SizeText(size));
+        if (i > 0) absl::StrAppend(&suffix, ".lanes_", lanes);
+        RETURN_IF_ERROR(bench->Stream(shape, suffix));
+        if (size == kFigureSize && i == 0) RETURN_IF_ERROR(bench->StreamFold(shape));
+        if (size == kFigureSize && kind == "tcp")
+          RETURN_IF_ERROR(bench->BoundedSockets(shape, suffix));
+        if (i == 0) RETURN_IF_ERROR(bench->Ping(shape));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+int Report(const absl::Status& status) {
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "%s\n", Text(status).c_str());
+  return absl::IsInvalidArgument(status) ? 2 : 1;
+}
+
+}  // namespace
+
+int Transport(const TransportOptions& options) {
+  Bench bench(options.repetitions);
+  if (const absl::Status status = RunAll(options, &bench); !status.ok()) return Report(status);
+  Print(bench.figures());
+  std::string lanes;
+  for (const uint32_t n : options.lanes) absl::StrAppend(&lanes, lanes.empty() ? "" : ",", n);
+  return Report(
+      WriteJson(options.json, bench.figures(),
+                {"transport", absl::StrCat("lanes=", lanes), absl::StrCat("bytes=", options.bytes),
+                 absl::StrCat("repetitions=", options.repetitions)}));
+}
+
+int TransportPeer(const TransportPeerOptions& options) {
+  const std::pair<const char*, absl::StatusOr<std::string> (*)(const TransportPeerOptions&)>
+      parts[] = {{"link-stream", LinkStreamPeer},     {"link-ping", LinkPingPeer},
+                 {"socket-stream", SocketStreamPeer}, {"socket-ping", SocketPingPeer},
+                 {"shared-stream", SharedStreamPeer}, {"shared-ping", SharedPingPeer}};
+  for (const auto& [name, run] : parts) {
+    if (options.what != name) continue;
+    const absl::StatusOr<std::string> report = run(options);
+    if (!report.ok()) return Report(report.status());
+    std::printf("%s\n", report->c_str());
+    return 0;
+  }
+  return Report(absl::InvalidArgumentError(absl::StrCat("no part \"", options.what, "\"")));
+}
+
+}  // namespace tributary::bench

@@ -1,0 +1,122 @@
+// Making fabrics, and passing their addresses from parent to child.
+#include "server/fabrics.h"
+
+#include <spdlog/spdlog.h>
+#include <algorithm>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "transport/auto.h"
+#include "transport/roce.h"
+#include "transport/shm.h"
+#include "transport/tcp.h"
+
+namespace tributary::server {
+namespace {
+
+bool IsHostPort(const std::string& address) {
+  return !address.starts_with('@') && address.find(':') != std::string::npos;
+}
+
+transport::RoceOptions RoceOptionsOf(const TransportConfig& config, uint32_t links) {
+  // A slot is a chunk, its header, and up to a page to the next.
+  constexpr size_t kPage = 4096;
+  const size_t link_bytes = 2 * config.slots * (transport::LinkOptions().chunk_bytes + 2 * kPage);
+  transport::RoceOptions options;
+  options.device = config.roce.device;
+  options.gid_index = config.roce.gid_index;
+  options.path_mtu = config.roce.path_mtu;
+  options.traffic_class = config.roce.traffic_class;
+  options.hop_limit = config.roce.hop_limit;
+  options.arena_bytes = config.roce.arena_bytes;
+  if (links > 0) options.arena_bytes = std::min(options.arena_bytes, links * link_bytes);
+  if (config.roce.memory == "cuda") options.arena_memory = transport::MemoryKind::kCuda;
+  return options;
+}
+
+// RDMA before tcp and after shared memory, where there is any. It listens on a port of its own;
+// whether the other side can be reached by it shows when it is tried.
+void AddRoce(const TransportConfig& config, uint32_t links,
+             std::vector<transport::AutoCandidate>* candidates) {
+  constexpr int kPreference = 200;
+  auto fabric = transport::MakeRoceFabric(RoceOptionsOf(config, links));
+  if (!fabric.ok()) {
+    spdlog::info("links: auto goes without RoCE: {}", Text(fabric.status()));
+    return;
+  }
+  candidates->push_back({.fabric = *std::move(fabric),
+                         .listen = config.listen.substr(0, config.listen.rfind(':')) + ":0",
+                         .preference = kPreference,
+                         .self = "",
+                         .fits = {}});
+}
+
+}  // namespace
+
+const std::vector<std::string>& TransportKinds() {
+  static const std::vector<std::string> kinds = {"tcp", "shm", "roce", "auto"};
+  return kinds;
+}
+
+absl::StatusOr<FabricChoice> MakeFabric(const TransportConfig& config, uint32_t links) {
+  if (config.kind == "tcp") return FabricChoice{transport::MakeTcpFabric(), config.listen};
+  if (config.kind == "shm") return FabricChoice{transport::MakeShmFabric(), "@"};
+  if (config.kind == "roce") {
+    ASSIGN_OR_RETURN(auto fabric, transport::MakeRoceFabric(RoceOptionsOf(config, links)));
+    return FabricChoice{std::move(fabric), config.listen};
+  }
+  if (config.kind == "auto") {
+    std::vector<transport::AutoCandidate> candidates;
+    candidates.push_back(transport::ShmCandidate());
+    AddRoce(config, links, &candidates);
+    candidates.push_back(transport::TcpCandidate(config.listen));
+    return FabricChoice{transport::MakeAutoFabric(std::move(candidates)), ""};
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("[transport] kind \"", config.kind, "\" is not in this build"));
+}
+
+std::vector<LinkPlace> PlacesToTell(const std::string& kind, const std::string& bound,
+                                    const std::string& advertise) {
+  // What is advertised is the port that [transport] listen gives; auto's others are behind its
+  // host.
+  std::string advertised = bound;
+  if (const auto offers = transport::DecodeOffers(bound); offers.ok()) {
+    for (const transport::AutoOffer& offer : *offers) {
+      if (offer.kind == "tcp") advertised = offer.address;
+    }
+  }
+  const auto told = [&](const std::string& address) {
+    if (!IsHostPort(address)) return address;
+    const std::string port = address.substr(address.rfind(':'));
+    if (advertise.empty() || address == advertised) return advertise.empty() ? port : advertise;
+    return advertise.substr(0, advertise.rfind(':')) + port;
+  };
+  std::vector<LinkPlace> out = {{kind, transport::MapAddresses(bound, told)}};
+  if (const auto offers = transport::DecodeOffers(bound); offers.ok()) {
+    for (const transport::AutoOffer& offer : *offers) {
+      out.push_back({offer.kind, told(offer.address)});
+    }
+  }
+  return out;
+}
+
+std::string PlaceToTake(const std::string& kind, const std::vector<LinkPlace>& offered,
+                        const std::string& parent_host) {
+  const auto with_host = [&](const std::string& address) {
+    return address.starts_with(':') ? parent_host + address : address;
+  };
+  std::vector<transport::AutoOffer> singles;
+  for (const LinkPlace& place : offered) {
+    if (place.transport == kind) return transport::MapAddresses(place.address, with_host);
+    singles.push_back({.kind = place.transport,
+                       .preference = 0,
+                       .self = "",
+                       .address = with_host(place.address)});
+  }
+  return kind == "auto" && !singles.empty() ? transport::EncodeOffers(singles) : "";
+}
+
+}  // namespace tributary::server

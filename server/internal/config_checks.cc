@@ -1,0 +1,176 @@
+// Impossible combinations, each as a finding at the key that is best mended.
+#include "server/internal/config_checks.h"
+
+#include <filesystem>
+#include <memory>
+
+#include "base/status.h"
+#include "compression/codec.h"
+#include "compression/segment.h"
+#include "models/builtin.h"
+#include "models/safetensors.h"
+#include "server/internal/policies.h"
+
+namespace tributary::server {
+namespace {
+
+using aggregation::ModelLayout;
+namespace fs = std::filesystem;
+
+bool Wildcard(const std::string& host) { return host == "0.0.0.0" || host == "[::]"; }
+bool Loopback(const std::string& host) {
+  return host == "127.0.0.1" || host == "localhost" || host == "[::1]";
+}
+
+// Whether connecting to `to` arrives at who listens at `listen`, as far as the text shows.
+bool Reaches(const HostPort& to, const HostPort& listen) {
+  if (to.port == 0 || to.port != listen.port) return false;
+  return to.host == listen.host || (Loopback(to.host) && Loopback(listen.host)) ||
+         (Loopback(to.host) && Wildcard(listen.host));
+}
+
+// Whether only one of the two can listen.
+bool Collide(const HostPort& a, const HostPort& b) {
+  if (a.port == 0 || a.port != b.port) return false;
+  return a.host == b.host || Wildcard(a.host) || Wildcard(b.host);
+}
+
+void CheckAddresses(TomlReader& toml, const Config& c) {
+  const auto door = ParseHostPort(c.node.listen);
+  const auto links = ParseHostPort(c.transport.listen);
+  if (!door.has_value()) return;  // said already
+  for (const std::string& parent : c.node.parent) {
+    const auto to = ParseHostPort(parent);
+    toml.Require(!to.has_value() || !Reaches(*to, *door), "node", "parent",
+                 absl::StrCat(KeyText("node", "parent", Quoted(parent)),
+                              " is this aggregator itself, which listens on ", c.node.listen,
+                              ": name the parent's front door"));
+  }
+  toml.Require(!links.has_value() || !Collide(*links, *door), "transport", "listen",
+               absl::StrCat(KeyText("transport", "listen", Quoted(c.transport.listen)),
+                            " is the port of [node] listen = ", Quoted(c.node.listen),
+                            " too: give links another, or port 0"));
+}
+
+// A file that will be appended to.
+void CheckFile(TomlReader& toml, const std::string& section, const std::string& key,
+               const std::string& path, bool makes_directory) {
+  if (path.empty()) return;
+  std::error_code error;
+  const fs::path directory = fs::absolute(path, error).parent_path();
+  if (fs::is_directory(path, error)) {
+    toml.Complain(
+        section, key,
+        absl::StrCat(KeyText(section, key, Quoted(path)), " is a directory: name a file"));
+  } else if (!makes_directory && !fs::is_directory(directory, error)) {
+    toml.Complain(section, key,
+                  absl::StrCat(KeyText(section, key, Quoted(path)), ": no directory ",
+                               directory.string(), "; make it, or correct the path"));
+  }
+}
+
+// The model's layout with its policies; null where that is an error, which the finding names.
+std::shared_ptr<const ModelLayout> CheckModel(TomlReader& toml, const Config& c) {
+  const std::string& name = c.run->model;
+  std::error_code error;
+  absl::StatusOr<std::shared_ptr<const ModelLayout>> layout;
+  if (models::IsBuiltin(name)) {
+    layout = models::BuiltinLayout(name);
+  } else if (name.ends_with(".safetensors") && fs::exists(name, error)) {
+    layout = models::ReadSafetensorsLayout(name);
+  } else {
+    return nullptr;  // said already
+  }
+  if (!layout.ok()) {
+    toml.Complain("run", "model", absl::StrCat("[run] model: ", layout.status().message()));
+    return nullptr;
+  }
+  bool good = true;
+  for (const auto& [pattern, policy] : c.aggregation.policies) {
+    const std::string wrong = WrongPattern(**layout, pattern);
+    good = good && wrong.empty();
+    toml.Require(wrong.empty(), "aggregation.policies", pattern, wrong);
+  }
+  if (!good) return nullptr;
+  layout = WithPolicies(*layout, c.aggregation.policies);
+  if (!layout.ok()) return nullptr;
+  toml.Require((*layout)->elements() > 0, "aggregation.policies", "",
+               absl::StrCat("[aggregation.policies] leave nothing of model \"", name,
+                            "\" to send: every tensor is skipped or empty"));
+  return *layout;
+}
+
+// The least that an update of this layout takes on the wire.
+uint64_t UpdateBytes(const ModelLayout& layout, const compression::Codec& codec) {
+  uint64_t bytes = 0;
+  for (uint32_t t = 0; t < layout.tensors().size(); ++t) {
+    const aggregation::TensorSpec& tensor = layout.tensors()[t];
+    const uint64_t elements = layout.TensorElements(t);
+    if (tensor.policy == aggregation::Policy::kSkip || elements == 0) continue;
+    bytes += compression::SegmentHeader::kBytes;
+    bytes += aggregation::IsFloat(tensor.dtype) ? codec.EncodedBytes(elements)
+                                                : elements * sizeof(int64_t);
+  }
+  return bytes;
+}
+
+void CheckBudget(TomlReader& toml, const Config& c, const ModelLayout& layout) {
+  const auto codec = compression::MakeCodec(c.compression.codec);
+  if (!codec.ok() || c.limits.inflight_bytes < kLeastInflightBytes) return;  // said already
+  const uint64_t bytes = UpdateBytes(layout, **codec);
+  toml.Require(
+      bytes <= c.limits.inflight_bytes, "limits", "inflight_bytes",
+      absl::StrCat(KeyText("limits", "inflight_bytes", absl::StrCat(c.limits.inflight_bytes)),
+                   " holds not one update of model \"", c.run->model, "\", ", bytes, " bytes as ",
+                   c.compression.codec, ": raise it"));
+}
+
+void CheckGrid(TomlReader& toml, const Config& c) {
+  const AggregationConfig& a = c.aggregation;
+  const auto grid = aggregation::ProveGrid(GridRequestOf(a));
+  if (!grid.ok()) {
+    const bool bound = toml.Has("aggregation", "bound");
+    toml.Complain("aggregation", bound ? "bound" : "max_round_weight",
+                  absl::StrCat("[aggregation] ", grid.status().message()));
+    return;
+  }
+  toml.Require(c.cohort.minimum <= grid->max_weight, "cohort", "minimum",
+               absl::StrCat(KeyText("cohort", "minimum", absl::StrCat(c.cohort.minimum)),
+                            " clients weigh more than [aggregation] max_round_weight = ",
+                            a.max_round_weight, " lets in: no round could succeed"));
+}
+
+}  // namespace
+
+aggregation::GridRequest GridRequestOf(const AggregationConfig& config) {
+  aggregation::GridRequest request;
+  request.fraction_bits = config.fraction_bits;
+  request.bound = config.bound;
+  request.max_weight = config.max_round_weight;
+  request.fractional_weights = config.fractional_weights;
+  return request;
+}
+
+void CheckNodeTogether(TomlReader& toml, const Config& c) {
+  CheckAddresses(toml, c);
+  toml.Require(c.transport.heartbeat_s < c.transport.progress_timeout_s, "transport",
+               toml.Has("transport", "progress_timeout_s") ? "progress_timeout_s" : "heartbeat_s",
+               absl::StrCat("[transport] heartbeat_s = ", c.transport.heartbeat_s,
+                            " is not below progress_timeout_s = ", c.transport.progress_timeout_s,
+                            ": an idle link would count as dead"));
+  CheckFile(toml, "log", "file", c.log.file, false);
+  CheckFile(toml, "metrics", "rounds_file", c.metrics.rounds_file, true);
+}
+
+void CheckRunTogether(TomlReader& toml, const Config& c) {
+  CheckGrid(toml, c);
+  if (const auto layout = CheckModel(toml, c); layout != nullptr) CheckBudget(toml, c, *layout);
+  std::error_code error;
+  const std::string& directory = c.checkpoint.directory;
+  toml.Require(!fs::exists(directory, error) || fs::is_directory(directory, error), "checkpoint",
+               "directory",
+               absl::StrCat(KeyText("checkpoint", "directory", Quoted(directory)),
+                            " is a file: name a directory, which is made where it is not there"));
+}
+
+}  // namespace tributary::server

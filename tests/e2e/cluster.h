@@ -1,0 +1,141 @@
+// What the end-to-end tests share: a run of real processes in a folder of its own.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "base/checksum.h"
+#include "base/process.h"
+#include "models/safetensors.h"
+
+namespace tributary {
+
+inline constexpr absl::Duration kPatience = absl::Seconds(120);
+
+inline std::string Read(const std::string& path) {
+  std::ifstream file(path);
+  return std::string((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+}
+
+// One run in a folder of its own: aggregators by config text, clients by id.
+class Cluster {
+ public:
+  Cluster() {
+    std::string pattern =
+        (std::filesystem::temp_directory_path() / "tributary-e2e-XXXXXX").string();
+    dir_ = mkdtemp(pattern.data());
+  }
+  ~Cluster() {
+    processes_.clear();
+    std::error_code ignored;
+    if (!testing::Test::HasFailure()) std::filesystem::remove_all(dir_, ignored);
+  }
+
+  int Port() {
+    const auto port = FreePort();
+    EXPECT_TRUE(port.ok());
+    return port.ok() ? *port : 0;
+  }
+  void Root(int port, const std::string& more, int rounds, int minimum) {
+    Write("global",
+          absl::StrFormat(
+              "[node]\nname = \"global\"\nlisten = \"127.0.0.1:%d\"\n[transport]\nlisten = "
+              "\"127.0.0.1:0\"\n"
+              "[run]\nname = \"e2e\"\nrounds = %d\nmodel = \"logreg\"\nstartup_limit_s = 60\n"
+              "[cohort]\nminimum = %d\n[straggler]\ndeadline = \"fixed\"\ndeadline_s = "
+              "60\nrejoin_grace_s = "
+              "20\n[checkpoint]\n"
+              "directory = \"%s\"\n%s",
+              port, rounds, minimum, dir_ + "/checkpoints", more));
+    Serve("global");
+  }
+  void Rack(const std::string& name, int port, int parent) {
+    Write(name, absl::StrFormat(
+                    "[node]\nname = \"%s\"\nlisten = \"127.0.0.1:%d\"\nparent = \"127.0.0.1:%d\"\n"
+                    "[transport]\nlisten = \"127.0.0.1:0\"\n",
+                    name, port, parent));
+    Serve(name);
+  }
+  void Write(const std::string& name, const std::string& text) {
+    std::ofstream(dir_ + "/" + name + ".toml") << text;
+  }
+  void Serve(const std::string& name) {
+    Start(name, {Binary("tributary"), "serve", dir_ + "/" + name + ".toml"});
+  }
+  void Client(const std::string& id, const std::vector<int>& ports, int think_ms = 0) {
+    std::vector<std::string> argv = {Binary("e2e_client"), id, std::to_string(think_ms)};
+    for (const int port : ports) argv.push_back(absl::StrCat("127.0.0.1:", port));
+    Start(id, argv);
+  }
+  void Start(const std::string& name, const std::vector<std::string>& argv) {
+    auto process = Process::Start(argv, {.log_file = dir_ + "/" + name + ".log"});
+    ASSERT_TRUE(process.ok()) << process.status();
+    processes_[name] = std::make_unique<Process>(*std::move(process));
+  }
+  static std::string Binary(const std::string& name) { return SelfDirectory() + "/" + name; }
+
+  Process& operator[](const std::string& name) { return *processes_.at(name); }
+  int ExitCode(const std::string& name) {
+    const auto code = processes_.at(name)->Wait(kPatience);
+    EXPECT_TRUE(code.ok()) << name << " does not end; its log:\n" << Log(name);
+    return code.ok() ? *code : -1;
+  }
+  std::string Log(const std::string& name) const { return Read(dir_ + "/" + name + ".log"); }
+  std::string RoundsFile() const { return dir_ + "/checkpoints/e2e/rounds.jsonl"; }
+  std::vector<nlohmann::json> Rounds() const {
+    std::vector<nlohmann::json> out;
+    std::ifstream file(RoundsFile());
+    std::string line;
+    while (std::getline(file, line)) out.push_back(nlohmann::json::parse(line, nullptr, false));
+    return out;
+  }
+  // Looks again every few milliseconds: there is no event to wait for in another process's file.
+  bool AwaitRounds(size_t n) const {
+    const absl::Time limit = absl::Now() + kPatience;
+    while (Rounds().size() < n) {
+      if (absl::Now() > limit) return false;
+      absl::SleepFor(absl::Milliseconds(5));
+    }
+    return true;
+  }
+  bool AwaitLog(const std::string& name, const std::string& text) const {
+    const absl::Time limit = absl::Now() + kPatience;
+    while (Log(name).find(text) == std::string::npos) {
+      if (absl::Now() > limit) return false;
+      absl::SleepFor(absl::Milliseconds(5));
+    }
+    return true;
+  }
+  // Until the process itself holds the signal back: its own code runs.
+  bool AwaitHeldSignal(const std::string& name, int signal) const {
+    const absl::Time limit = absl::Now() + kPatience;
+    while (!processes_.at(name)->Holds(signal)) {
+      if (absl::Now() > limit) return false;
+    }
+    return true;
+  }
+  std::string ModelHash(int round) const {
+    auto model = models::ReadSafetensors(
+        absl::StrFormat("%s/checkpoints/e2e/%08d/model.safetensors", dir_, round));
+    EXPECT_TRUE(model.ok()) << model.status() << "\n" << Log("global");
+    return model.ok() ? absl::BytesToHexString(Sha256Of(model->bytes)) : "";
+  }
+  const std::string& dir() const { return dir_; }
+
+ private:
+  std::string dir_;
+  std::map<std::string, std::unique_ptr<Process>> processes_;
+};
+
+}  // namespace tributary

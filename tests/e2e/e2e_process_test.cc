@@ -1,0 +1,135 @@
+// The program as its operator meets it: signals, exit codes, what it says of a bad config.
+#include <gmock/gmock.h>
+
+#include <csignal>
+
+#include "absl/strings/str_replace.h"
+#include "base/philox.h"
+#include "tests/e2e/cluster.h"
+
+namespace tributary {
+namespace {
+
+TEST(EndToEnd, SigtermAtAnyMomentDrainsAndExitsWithZero) {
+  PhiloxStream random(SeededHash(21, "term", "all"));
+  for (int attempt = 0; attempt < 5; ++attempt) {
+    Cluster run;
+    const int root = run.Port(), rack = run.Port();
+    run.Root(root, "[limits]\nshutdown_grace_s = 5\n", 100000, 2);
+    run.Rack("rack-0", rack, root);
+    run.Client("c0", {rack}, 5);
+    run.Client("c1", {root}, 5);
+    ASSERT_TRUE(run.AwaitRounds(1)) << run.Log("global");
+    absl::SleepFor(absl::Milliseconds(static_cast<int64_t>(random.NextBelow(150))));
+    for (const char* name : {"rack-0", "global", "c0", "c1"}) {
+      run[name].Signal(SIGTERM);
+      EXPECT_EQ(run.ExitCode(name), 0) << name << "\n" << run.Log(name);
+    }
+  }
+}
+
+TEST(EndToEnd, SigtermFromTheVeryStartExitsWithZero) {
+  PhiloxStream random(SeededHash(22, "term", "start"));
+  for (int attempt = 0; attempt < 40; ++attempt) {
+    Cluster run;
+    const int root = run.Port(), rack = run.Port();
+    run.Root(root, "", 10, 2);
+    run.Rack("rack-0", rack, root);
+    for (const char* name : {"global", "rack-0"}) {
+      ASSERT_TRUE(run.AwaitHeldSignal(name, SIGTERM)) << run.Log(name);
+      // Every other one at once; a start takes some 30 ms.
+      absl::SleepFor(absl::Microseconds(
+          attempt % 2 == 0 ? 0 : static_cast<int64_t>(random.NextBelow(40'000))));
+      run[name].Signal(SIGTERM);
+    }
+    for (const char* name : {"global", "rack-0"}) {
+      EXPECT_EQ(run.ExitCode(name), 0) << name << "\n" << run.Log(name);
+    }
+  }
+}
+
+TEST(EndToEnd, SigtermWhileNobodyHasJoinedExitsWithZero) {
+  Cluster run;
+  const int root = run.Port();
+  run.Root(root, "", 10, 2);
+  ASSERT_TRUE(run.AwaitLog("global", "listens on")) << run.Log("global");
+  run.Rack("rack-0", run.Port(), root);
+  ASSERT_TRUE(run.AwaitLog("rack-0", "listens on")) << run.Log("rack-0");
+  for (const char* name : {"global", "rack-0"}) {
+    run[name].Signal(SIGTERM);
+    EXPECT_EQ(run.ExitCode(name), 0) << run.Log(name);
+  }
+}
+
+TEST(EndToEnd, BadConfigsExitWithTwoAndSayWhereAndHow) {
+  struct Row {
+    const char* text;
+    const char* says;
+  };
+  const Row rows[] = {
+      {"[node]\nname = \"x\"\nparent = \"127.0.0.1:1\"\n[limit]\n",
+       "bad.toml:4:2: unknown section [limit]; did you mean \"limits\"?"},
+      {"[node]\nnam = \"x\"\nname = \"x\"\nparent = \"127.0.0.1:1\"\n",
+       "bad.toml:2:1: unknown key \"nam\" in [node]; did you mean \"name\"?"},
+      {"[node]\nname = 7\nparent = \"127.0.0.1:1\"\n",
+       "bad.toml:2:8: [node] name must be a string, not the integer 7"},
+      {"[node]\nname = \"x\"\nparent = \"127.0.0.1:1\"\n[run]\nname = \"r\"\n",
+       "bad.toml:4:1: [run] describes the run"},
+      {"[node\n", "bad.toml:1:"},
+  };
+  for (const Row& row : rows) {
+    Cluster run;
+    run.Write("bad", row.text);
+    run.Serve("bad");
+    EXPECT_EQ(run.ExitCode("bad"), 2);
+    EXPECT_THAT(run.Log("bad"), testing::HasSubstr(row.says));
+  }
+  Cluster run;
+  run.Start("missing", {Cluster::Binary("tributary"), "serve", "/no/such/file.toml"});
+  EXPECT_EQ(run.ExitCode("missing"), 2);
+  EXPECT_THAT(run.Log("missing"), testing::HasSubstr("/no/such/file.toml"));
+}
+
+TEST(EndToEnd, CheckNamesMistakesOfAllFilesWithoutStarting) {
+  Cluster run;
+  const std::string configs = absl::StrCat(TRIBUTARY_SOURCE_DIR, "/configs/");
+  run.Start("good",
+            {Cluster::Binary("tributary"), "check", configs + "global.toml", configs + "rack.toml",
+             configs + "flat.toml", configs + "three-tier/region.toml"});
+  EXPECT_EQ(run.ExitCode("good"), 0) << run.Log("good");
+  EXPECT_THAT(run.Log("good"), testing::HasSubstr("rack.toml: ok (rack \"rack-0\")"));
+  run.Write("bad", "[node]\nname = \"x\"\nparent = \"127.0.0.1:0\"\n");
+  run.Start("mixed", {Cluster::Binary("tributary"), "check", run.dir() + "/bad.toml",
+                      configs + "rack.toml", configs + "client.toml"});
+  EXPECT_EQ(run.ExitCode("mixed"), 2);
+  EXPECT_THAT(run.Log("mixed"), testing::AllOf(testing::HasSubstr("bad.toml:3:10: [node] parent"),
+                                               testing::HasSubstr("rack.toml: ok"),
+                                               testing::HasSubstr("this is a client's config")));
+}
+
+TEST(EndToEnd, PortInUseExitsWithTwoAndNamesTheLine) {
+  Cluster run;
+  const int port = run.Port();
+  run.Root(port, "", 1, 1);
+  const std::string config =
+      absl::StrReplaceAll(Read(run.dir() + "/global.toml"), {{"\"e2e\"", "\"other\""}});
+  run.Client("c0", {port}, 5000);
+  // The client's session shows that the port is taken.
+  ASSERT_TRUE(run.AwaitLog("global", "listens on")) << run.Log("global");
+  run.Write("second", config);
+  run.Serve("second");
+  EXPECT_EQ(run.ExitCode("second"), 2);
+  EXPECT_THAT(run.Log("second"), testing::HasSubstr("second.toml:3:"));
+  EXPECT_THAT(run.Log("second"), testing::HasSubstr("port is in use"));
+}
+
+TEST(EndToEnd, AggregatorDoesNotLinkLibTorch) {
+  Cluster run;
+  run.Start("ldd", {"/usr/bin/ldd", Cluster::Binary("tributary")});
+  EXPECT_EQ(run.ExitCode("ldd"), 0);
+  EXPECT_THAT(run.Log("ldd"), testing::HasSubstr("libgrpc++"));
+  EXPECT_THAT(run.Log("ldd"), testing::Not(testing::HasSubstr("torch")));
+}
+
+}  // namespace
+}  // namespace tributary

@@ -1,0 +1,184 @@
+// One end of a link, for scenarios.py: what it did, or what it was told, is its last line, in JSON.
+// usage: rdma_vm_peer serve ADDRESS                      remote fabrics, for rdma_vm_conformance
+//        rdma_vm_peer receive TRANSPORT ADDRESS CHUNKS   accepts a link at ADDRESS, takes its
+//        chunks rdma_vm_peer send TRANSPORT ADDRESS CHUNKS      connects and sends them
+// Chunks have 1 MiB; exit code 0 where all went well, 3 for an error of the link.
+#include <sys/resource.h>
+
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+
+#include "absl/strings/numbers.h"
+#include "absl/time/clock.h"
+#include "base/status.h"
+#include "tests/rdma_vm/remote.h"
+#include "transport/link.h"
+
+namespace tributary::transport {
+namespace {
+
+constexpr size_t kBytes = size_t{1} << 20;
+constexpr absl::Duration kPatience = absl::Seconds(60);
+
+LinkOptions Options(const std::string& name) {
+  LinkOptions options;
+  options.name = name;
+  options.chunk_bytes = kBytes;
+  return options;
+}
+
+uint64_t WordOf(uint64_t chunk, size_t at) { return chunk * 0x9e3779b97f4a7c15 + at; }
+
+absl::Status SendAll(Link& link, uint64_t chunks) {
+  for (uint64_t i = 0; i < chunks; ++i) {
+    ASSIGN_OR_RETURN(Chunk chunk, link.Borrow(absl::Now() + kPatience));
+    for (size_t at = 0; at < kBytes; at += 8) {
+      const uint64_t word = WordOf(i, at);
+      std::memcpy(chunk.data() + at, &word, sizeof(word));
+    }
+    chunk.set_size(kBytes);
+    chunk.tag().index = i;
+    RETURN_IF_ERROR(link.Send(std::move(chunk)));
+  }
+  return link.Close(absl::Now() + kPatience);
+}
+
+absl::Status ReceiveAll(Link& link, uint64_t chunks) {
+  for (uint64_t i = 0; i < chunks; ++i) {
+    ASSIGN_OR_RETURN(const Chunk chunk, link.Receive(absl::Now() + kPatience));
+    bool right = chunk.size() == kBytes && chunk.tag().index == i;
+    for (size_t at = 0; right && at < kBytes; at += 8) {
+      uint64_t word = 0;
+      std::memcpy(&word, chunk.data() + at, sizeof(word));
+      right = word == WordOf(i, at);
+    }
+    if (!right) return absl::DataLossError("WRONG DATA");
+    if (i == 0) {
+      std::printf("first chunk\n");
+      std::fflush(stdout);
+    }
+  }
+  const absl::Status end = link.Receive(absl::Now() + kPatience).status();
+  if (!absl::IsOutOfRange(end)) return end;
+  return link.Close(absl::Now() + kPatience);
+}
+
+absl::StatusOr<std::unique_ptr<Link>> Open(const std::string& verb, const std::string& transport,
+                                           const std::string& address) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<Fabric> fabric, MakeFabricNamed(transport));
+  if (verb != "receive") return fabric->Connect(address, Options("sender"));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Listener> listener,
+                   fabric->Listen(address, Options("receiver")));
+  std::printf("listening\n");
+  std::fflush(stdout);
+  return listener->Accept(absl::Now() + kPatience);
+}
+
+size_t OpenFds() {
+  const std::filesystem::directory_iterator fds("/proc/self/fd");
+  return static_cast<size_t>(std::distance(begin(fds), end(fds)));
+}
+size_t ResidentKilobytes() {
+  std::ifstream statm("/proc/self/statm");
+  size_t all = 0, resident = 0;
+  statm >> all >> resident;
+  return resident * 4;
+}
+double CpuSeconds() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6;
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+absl::Status Stream(const std::string& verb, const std::string& transport,
+                    const std::string& address, uint64_t count, nlohmann::json* report) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<Link> link, Open(verb, transport, address));
+  std::printf("linked\n");
+  std::fflush(stdout);
+  (*report)["linked"] = true;
+  const absl::Time start = absl::Now();
+  absl::Status status;
+  if (verb == "receive") status = ReceiveAll(*link, count);
+  if (verb == "send") status = SendAll(*link, count);
+  if (verb == "idle") {
+    const double before = CpuSeconds();
+    absl::SleepFor(absl::Seconds(count));  // doing nothing for that long is what is measured
+    (*report)["cpu_share"] = (CpuSeconds() - before) / static_cast<double>(count);
+    status = link->status();
+  }
+  (*report)["seconds"] = absl::ToDoubleSeconds(absl::Now() - start);
+  return status;
+}
+
+absl::Status Accept(const std::string& transport, const std::string& address, uint64_t links) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<Fabric> fabric, MakeFabricNamed(transport));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Listener> listener,
+                   fabric->Listen(address, Options("receiver")));
+  std::printf("listening\n");
+  std::fflush(stdout);
+  for (uint64_t i = 0; i < links; ++i) {
+    ASSIGN_OR_RETURN(const std::unique_ptr<Link> link, listener->Accept(absl::Now() + kPatience));
+    RETURN_IF_ERROR(ReceiveAll(*link, 1));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Reconnect(const std::string& transport, const std::string& address, uint64_t links,
+                       nlohmann::json* report) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<Fabric> fabric, MakeFabricNamed(transport));
+  for (uint64_t i = 0; i < links; ++i) {
+    if (i == links / 4) {
+      (*report)["before"] = {{"fds", OpenFds()}, {"resident_kb", ResidentKilobytes()}};
+    }
+    ASSIGN_OR_RETURN(const std::unique_ptr<Link> link, fabric->Connect(address, Options("sender")));
+    RETURN_IF_ERROR(SendAll(*link, 1));
+  }
+  (*report)["after"] = {{"fds", OpenFds()}, {"resident_kb", ResidentKilobytes()}};
+  return absl::OkStatus();
+}
+
+int Run(const std::string& verb, const std::string& transport, const std::string& address,
+        uint64_t count) {
+  nlohmann::json report;
+  absl::Status status;
+  if (verb == "accept") {
+    status = Accept(transport, address, count);
+  } else if (verb == "reconnect") {
+    status = Reconnect(transport, address, count, &report);
+  } else {
+    status = Stream(verb, transport, address, count, &report);
+  }
+  report["code"] = absl::StatusCodeToString(status.code());
+  report["message"] = Text(status);
+  std::printf("%s\n", report.dump().c_str());
+  return status.ok() ? 0 : 3;
+}
+
+}  // namespace
+}  // namespace tributary::transport
+
+int main(int argc, char** argv) {
+  const std::string verb = argc > 1 ? argv[1] : "";
+  if (verb == "serve" && argc == 3) {
+    const absl::Status status = tributary::transport::ServeRemoteFabrics(argv[2]);
+    std::fprintf(stderr, "%s\n", tributary::Text(status).c_str());
+    return 1;
+  }
+  const std::set<std::string> verbs = {"receive", "send", "idle", "accept", "reconnect"};
+  uint64_t count = 0;
+  if (!verbs.contains(verb) || argc != 5 || !absl::SimpleAtoi(argv[4], &count)) {
+    std::fprintf(stderr,
+                 "usage: rdma_vm_peer serve ADDRESS | receive|send|idle|accept|reconnect TRANSPORT "
+                 "ADDRESS COUNT\n");
+    return 2;
+  }
+  return tributary::transport::Run(verb, argv[2], argv[3], count);
+}

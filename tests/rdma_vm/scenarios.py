@@ -1,0 +1,436 @@
+"""What must hold between two hosts, run on the first of them; the second serves (agent.py).
+
+usage: scenarios.py BINARIES [--full] [--only NAME,...]
+"""
+import argparse
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+
+HERE, THERE = "10.7.0.1", "10.7.0.2"
+OUT = "/tmp/out"
+BIN = ""
+
+
+class Failed(Exception):
+    pass
+
+
+def check(holds, what):
+    if not holds:
+        raise Failed(what)
+
+
+class Agent:
+    """The second host."""
+
+    def __init__(self):
+        limit = time.monotonic() + 60
+        while True:
+            try:
+                self.socket = socket.create_connection((THERE, 9000), timeout=2)
+                break
+            except OSError:
+                check(time.monotonic() < limit, "the second host does not answer")
+                time.sleep(0.2)
+        self.socket.settimeout(240)
+        self.file = self.socket.makefile("rwb")
+
+    def __call__(self, verb, **request):
+        self.file.write(json.dumps({"verb": verb, **request}).encode() + b"\n")
+        self.file.flush()
+        answer = json.loads(self.file.readline())
+        check("error" not in answer, f"{verb} on the second host: {answer.get('error')}")
+        return answer
+
+
+agent = None
+count = 0
+
+
+class Peer:
+    """A process on either host whose output goes to a file."""
+
+    def __init__(self, argv, there):
+        global count
+        count += 1
+        self.name, self.there = f"p{count}", there
+        if there:
+            agent("start", name=self.name, argv=argv)
+        else:
+            self.process = subprocess.Popen(argv, stdout=open(f"/tmp/{self.name}.log", "wb"), stderr=subprocess.STDOUT)
+
+    def text(self):
+        if self.there:
+            return agent("read", name=self.name)["text"]
+        with open(f"/tmp/{self.name}.log", errors="replace") as file:
+            return file.read()
+
+    def await_text(self, text, seconds=60):
+        limit = time.monotonic() + seconds
+        while text not in self.text():
+            check(time.monotonic() < limit, f"{self.name} does not say \"{text}\":\n{self.text()}")
+            time.sleep(0.1)
+
+    def signal(self, name):
+        if self.there:
+            agent("signal", name=self.name, signal=name)
+        else:
+            self.process.send_signal(getattr(signal, name))
+
+    def wait(self, seconds=120):
+        if self.there:
+            code = agent("wait", name=self.name, timeout=seconds)["code"]
+        else:
+            try:
+                code = self.process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                code = None
+        check(code is not None, f"{self.name} hangs:\n{self.text()}")
+        return code
+
+    def report(self, seconds=120):
+        self.wait(seconds)
+        lines = [line for line in self.text().splitlines() if line.startswith("{")]
+        check(lines, f"{self.name} gave no report:\n{self.text()}")
+        return json.loads(lines[-1])
+
+
+port = 7100
+
+
+def pair(transport, chunks, receiver_there=True):
+    """A receiver that listens and a sender that connects, linked."""
+    global port
+    port += 1
+    address = f"{THERE if receiver_there else HERE}:{port}"
+    receiver = Peer([f"{BIN}/rdma_vm_peer", "receive", transport, address, str(chunks)], receiver_there)
+    receiver.await_text("listening")
+    sender = Peer([f"{BIN}/rdma_vm_peer", "send", transport, address, str(chunks)], not receiver_there)
+    return receiver, sender, address
+
+
+def shell_both(command):
+    subprocess.run(command, shell=True, check=True)
+    done = agent("shell", command=command)
+    check(done["code"] == 0, f"{command}: {done['text']}")
+
+
+class Netem:
+    """The network between, made worse on both hosts."""
+
+    def __init__(self, rule):
+        self.rule = rule
+
+    def __enter__(self):
+        shell_both(f"tc qdisc replace dev eth0 root netem limit 10000 {self.rule}")
+
+    def __exit__(self, *_):
+        shell_both("tc qdisc del dev eth0 root")
+
+
+def cut():
+    subprocess.run("tc qdisc replace dev eth0 root netem loss 100%", shell=True, check=True)
+
+
+def mend():
+    subprocess.run("tc qdisc del dev eth0 root", shell=True, check=True)
+
+
+def expect_ok(receiver, sender, what):
+    sent, got = sender.report(), receiver.report()
+    check(sent["code"] == "OK", f"{what}: the sender says {sent}")
+    check(got["code"] == "OK", f"{what}: the receiver says {got}")
+    return got["seconds"]
+
+
+def expect_error(report, within, what):
+    check(report["code"] in ("UNAVAILABLE", "DATA_LOSS"), f"{what}: {report}")
+    check("peer \"" in report["message"], f"{what}: the peer is not named: {report}")
+    check(report["seconds"] < within, f"{what}: noticed after {report['seconds']} s, the limit is {within}")
+
+
+# --- scenarios; each takes the transport, and returns what is worth a line ---
+
+
+def devices(_):
+    text = subprocess.run("ibv_devinfo -v | grep -E 'hca_id|state|active_mtu|GID'", shell=True, capture_output=True, text=True).stdout
+    check("PORT_ACTIVE" in text, f"soft-RoCE did not come up:\n{text}")
+    return " ".join(text.split())
+
+
+def conformance(transport):
+    return run_conformance(transport, THERE)
+
+
+def conformance_ipv6(transport):
+    return run_conformance(transport, "[fd07::2]", ":Conformance.ManyChunksBothWaysAtOnce")
+
+
+server = None
+
+
+def run_conformance(transport, address, only=""):
+    global server
+    if server is None:
+        server = Peer([f"{BIN}/rdma_vm_peer", "serve", f"{THERE}:9001"], True)
+        time.sleep(1)
+    log = f"{OUT}/conformance-{transport}{'6' if ':' in address else ''}.log"
+    with open(log, "wb") as file:
+        code = subprocess.run(
+            [f"{BIN}/rdma_vm_conformance", f"{THERE}:9001", address, f"--gtest_filter=*/{transport}"],
+            stdout=file, stderr=subprocess.STDOUT, timeout=600).returncode
+    with open(log, errors="replace") as file:
+        lines = file.read().splitlines()
+    passed = [line for line in lines if line.startswith("[  PASSED  ]")]
+    check(code == 0, "\n".join(line for line in lines if "FAILED" in line or "Failure" in line))
+    return passed[0][13:].strip()
+
+
+def plain(transport):
+    return f"{expect_ok(*pair(transport, 8)[:2], 'undisturbed'):.1f} s for 8 MiB"
+
+
+def loss(transport, percent=0.5):
+    with Netem(f"loss {percent}%"):
+        return f"{expect_ok(*pair(transport, 8)[:2], f'{percent} % loss'):.1f} s for 8 MiB"
+
+
+def loss_3(transport):
+    return loss(transport, 3)
+
+
+def delay(transport):
+    with Netem("delay 50ms"):
+        return f"{expect_ok(*pair(transport, 8)[:2], '50 ms delay'):.1f} s for 8 MiB"
+
+
+def cut_for_2s(transport):
+    receiver, sender, _ = pair(transport, 48)
+    receiver.await_text("first chunk")
+    cut()
+    time.sleep(2)
+    mend()
+    return f"{expect_ok(receiver, sender, 'cut for 2 s'):.1f} s for 48 MiB"
+
+
+def cut_for_good(transport):
+    receiver, sender, _ = pair(transport, 100000)
+    receiver.await_text("first chunk")
+    start = time.monotonic()
+    cut()
+    try:
+        code = sender.process.wait(30)
+        noticed = time.monotonic() - start
+        time.sleep(max(0.0, 8 - noticed))  # so long the receiver may take by itself
+    except subprocess.TimeoutExpired:
+        raise Failed(f"the sender hangs on a cut network:\n{sender.text()}")
+    finally:
+        mend()
+    check(code == 3 and noticed < 8, f"the sender says {sender.text()} after {noticed:.1f} s")
+    expect_error(sender.report(), 600, "the sender on a cut network")
+    got = receiver.report(5)
+    expect_error(got, 600, "the receiver on a cut network")
+    return f"noticed after {noticed:.1f} s: {sender.report()['message'][:160]}"
+
+
+def stopped_for_3s(transport):
+    receiver, sender, _ = pair(transport, 32)
+    receiver.await_text("first chunk")
+    receiver.signal("SIGSTOP")
+    time.sleep(3)
+    receiver.signal("SIGCONT")
+    return f"{expect_ok(receiver, sender, 'stopped for 3 s'):.1f} s for 32 MiB"
+
+
+def killed_mid_stream(transport):
+    receiver, sender, _ = pair(transport, 100000)
+    receiver.await_text("first chunk")
+    receiver.signal("SIGKILL")
+    start = time.monotonic()
+    report = sender.report(30)
+    noticed = time.monotonic() - start
+    expect_error(report, 600, "the receiver was killed")
+    check(noticed < 6, f"noticed after {noticed:.1f} s")
+    return f"noticed after {noticed:.1f} s: {report['message'][:120]}"
+
+
+def killed_before_first(transport):
+    receiver, sender, _ = pair(transport, 100000, receiver_there=False)
+    sender.await_text("linked")
+    sender.signal("SIGKILL")
+    start = time.monotonic()
+    report = receiver.report(30)
+    noticed = time.monotonic() - start
+    expect_error(report, 600, "the sender was killed")
+    check(noticed < 6, f"noticed after {noticed:.1f} s")
+    return f"noticed after {noticed:.1f} s"
+
+
+def restarted_at_the_same_address(transport):
+    receiver, sender, address = pair(transport, 100000)
+    receiver.await_text("first chunk")
+    receiver.signal("SIGKILL")
+    expect_error(sender.report(30), 600, "the receiver was killed")
+    again = Peer([f"{BIN}/rdma_vm_peer", "receive", transport, address, "4"], True)
+    again.await_text("listening")
+    sender = Peer([f"{BIN}/rdma_vm_peer", "send", transport, address, "4"], False)
+    return f"{expect_ok(again, sender, 'after the restart'):.1f} s for 4 MiB"
+
+
+def strangers(transport):
+    receiver = Peer([f"{BIN}/rdma_vm_peer", "receive", transport, f"{THERE}:7099", "2"], True)
+    receiver.await_text("listening")
+
+    def say(words):
+        with socket.create_connection((THERE, 7099), timeout=20) as stranger:
+            stranger.sendall(words)
+            heard = b""
+            while more := stranger.recv(4096):
+                heard += more
+            return heard
+
+    http = say(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    check(b"400 Bad Request" in http, f"HTTP was answered {http}")
+    tls = say(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"r" * 500)
+    check(b"TLS" in tls, f"TLS was answered {tls}")
+    giant = say(b"TRIBLINK" + (1 << 63).to_bytes(8, "little"))
+    check(b"9223372036854775808" in giant, f"a hello of 2^63 bytes was answered {giant}")
+    hello = b"\x08\x02\x12\x10" + b"i" * 16  # version 2
+    version = say(b"TRIBLINK" + len(hello).to_bytes(8, "little") + hello)
+    check(b"speaks version 2" in version, f"version 2 was answered {version}")
+    sender = Peer([f"{BIN}/rdma_vm_peer", "send", transport, f"{THERE}:7099", "2"], False)
+    expect_ok(receiver, sender, "after the strangers")
+    return "HTTP, TLS, 2^63 bytes and version 2 were answered in words, then a link was made"
+
+
+def idle(transport):
+    receiver = Peer([f"{BIN}/rdma_vm_peer", "receive", transport, f"{THERE}:7097", "1"], True)
+    receiver.await_text("listening")
+    report = Peer([f"{BIN}/rdma_vm_peer", "idle", transport, f"{THERE}:7097", "5"], False).report()
+    receiver.wait(60)
+    check(report["code"] == "OK", f"{report}")
+    check(report["cpu_share"] < 0.01, f"an idle link takes {report['cpu_share']:.2%} of a CPU")
+    return f"{report['cpu_share']:.2%} of an emulated CPU over 5 s"
+
+
+def reconnects(transport, links=100):
+    acceptor = Peer([f"{BIN}/rdma_vm_peer", "accept", transport, f"{THERE}:7096", str(links)], True)
+    acceptor.await_text("listening")
+    report = Peer([f"{BIN}/rdma_vm_peer", "reconnect", transport, f"{THERE}:7096", str(links)], False).report(300)
+    check(report["code"] == "OK", f"{report}")
+    check(acceptor.report(60)["code"] == "OK", acceptor.text())
+    before, after = report["before"], report["after"]
+    check(after["fds"] <= before["fds"] + 2, f"descriptors grow: {report}")
+    check(after["resident_kb"] <= before["resident_kb"] + 2048, f"memory grows: {report}")
+    left = subprocess.run("rdma resource show qp link rxe0 | grep -c 'type RC'", shell=True, capture_output=True, text=True).stdout
+    check(left.strip() == "0", f"{left} queue pairs are left")
+    return f"{links} links, descriptors {before['fds']} to {after['fds']}, resident {before['resident_kb']} to {after['resident_kb']} KiB"
+
+
+def memlock(_):
+    limited = ["setpriv", "--inh-caps=-ipc_lock", "--bounding-set=-ipc_lock", "prlimit", "--memlock=65536:65536"]
+    roce = Peer(limited + [f"{BIN}/rdma_vm_peer", "receive", "roce", f"{HERE}:7098", "1"], False)
+    report = roce.report(60)
+    check(report["code"] == "FAILED_PRECONDITION" and "must lock" in report["message"], f"roce says {report}")
+    tcp = Peer(limited + [f"{BIN}/rdma_vm_peer", "receive", "tcp", f"{HERE}:7098", "1"], False)
+    tcp.await_text("listening")
+    text = tcp.text()
+    tcp.signal("SIGKILL")
+    check("RDMA" not in text and "RoCE" not in text, f"tcp speaks of RDMA: {text}")
+    return report["message"][:150]
+
+
+def federated(_):
+    """A whole run, its root here and a rack with clients there: the transport does not change a bit."""
+    hashes = {}
+    for transport in ("tcp", "roce"):
+        directory = f"/tmp/run-{transport}"
+        os.makedirs(directory)
+        link = f"[transport]\nkind = \"{transport}\"\nlisten = \"%s:0\"\n[transport.roce]\narena_bytes = \"64MiB\"\n"
+        with open(f"{directory}/global.toml", "w") as file:
+            file.write(f"[node]\nname = \"global\"\nlisten = \"{HERE}:7070\"\n" + link % HERE +
+                       "[run]\nname = \"vm\"\nrounds = 3\nmodel = \"logreg\"\nstartup_limit_s = 120\n"
+                       "[cohort]\nminimum = 2\n[straggler]\ndeadline_s = 120\nrejoin_grace_s = 20\n"
+                       f"[checkpoint]\ndirectory = \"{directory}/checkpoints\"\n")
+        agent("write", path=f"/tmp/rack-{transport}.toml",
+              text=f"[node]\nname = \"rack\"\nlisten = \"{THERE}:7080\"\nparent = \"{HERE}:7070\"\n" + link % THERE)
+        root = Peer([f"{BIN}/tributary", "serve", f"{directory}/global.toml"], False)
+        others = [Peer([f"{BIN}/tributary", "serve", f"/tmp/rack-{transport}.toml"], True)]
+        others += [Peer([f"{BIN}/e2e_client", f"c{i}", "0", f"{THERE}:7080"], True) for i in range(2)]
+        code = root.wait(300)
+        check(code == 0, f"the root over {transport} ended with {code}:\n{root.text()}\n{others[0].text()}")
+        for other in others:
+            other.wait(60)
+        with open(f"{directory}/checkpoints/vm/rounds.jsonl") as file:
+            rounds = [json.loads(line) for line in file]
+        check(len(rounds) == 3 and all(one["transport"] == transport for one in rounds), f"{rounds}")
+        hashes[transport] = [one["model_sha256"] for one in rounds]
+    check(hashes["tcp"] == hashes["roce"], f"the models differ: {hashes}")
+    return f"3 rounds, model {hashes['roce'][-1][:16]} over both"
+
+
+def speed(_):
+    """Our overhead over the device's own tool, in emulation: no claim about any network."""
+    agent("start", name="bw", argv=["ib_write_bw", "-d", "rxe0", "-x", "1", "-s", "1048576", "-n", "64"])
+    time.sleep(3)
+    tool = subprocess.run(["ib_write_bw", "-d", "rxe0", "-x", "1", "-s", "1048576", "-n", "64", THERE],
+                          capture_output=True, text=True, timeout=200).stdout
+    row = [line.split() for line in tool.splitlines() if line.strip().startswith("1048576")]
+    check(row, f"ib_write_bw says {tool}")
+    ceiling = float(row[0][3])
+    seconds = expect_ok(*pair("roce", 64)[:2], "the stream")
+    ours = 64 / seconds
+    return f"emulated: roce stream {ours:.1f} MiB/s, ib_write_bw {ceiling:.1f} MiB/s, ratio {ours / ceiling:.2f}"
+
+
+SHORT = [("devices", "roce"), ("conformance", "roce"), ("federated", "roce"), ("loss", "roce"), ("cut_for_2s", "roce"),
+         ("killed_mid_stream", "roce"), ("stopped_for_3s", "roce"), ("memlock", "roce")]
+FULL = SHORT + [("conformance_ipv6", "roce"), ("conformance", "tcp"), ("plain", "roce"), ("loss_3", "roce"),
+                ("delay", "roce"), ("cut_for_good", "roce"), ("killed_before_first", "roce"),
+                ("restarted_at_the_same_address", "roce"), ("strangers", "roce"), ("idle", "roce"),
+                ("reconnects", "roce"), ("speed", "roce")]
+FULL += [(name, "tcp") for name in ("plain", "loss", "loss_3", "delay", "cut_for_2s", "cut_for_good", "stopped_for_3s",
+                                    "killed_mid_stream", "killed_before_first", "restarted_at_the_same_address",
+                                    "strangers")]
+
+
+def main():
+    global agent, BIN
+    parser = argparse.ArgumentParser()
+    parser.add_argument("binaries")
+    parser.add_argument("--full", action="store_true")
+    parser.add_argument("--only", default="")
+    options = parser.parse_args()
+    BIN = options.binaries
+    report = open(f"{OUT}/report", "w")
+
+    def say(line):
+        print(line, flush=True)
+        report.write(line + "\n")
+        report.flush()
+
+    chosen = FULL if options.full or options.only else SHORT
+    if options.only:
+        chosen = [one for one in chosen if one[0] in options.only.split(",") or f"{one[0]}/{one[1]}" in options.only.split(",")]
+    failed = 0
+    agent = Agent()
+    for name, transport in chosen:
+        start = time.monotonic()
+        try:
+            result = globals()[name](transport)
+            say(f"held    {name}/{transport} ({time.monotonic() - start:.0f} s): {result}")
+        except Exception as error:
+            failed += 1
+            detail = error if isinstance(error, Failed) else traceback.format_exc()
+            say(f"FAILED  {name}/{transport} ({time.monotonic() - start:.0f} s): {detail}")
+    say("rdma_vm: all held" if failed == 0 and chosen else f"rdma_vm: {failed} of {len(chosen)} failed")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,377 @@
+// An aggregator's config: each mistake is named with its place and its mend.
+#include "server/config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status.h"
+
+namespace tributary::server {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr char kRoot[] = R"([node]
+name = "global"
+listen = "127.0.0.1:7070"
+[transport]
+kind = "tcp"
+listen = "127.0.0.1:0"
+lanes = 2
+heartbeat_s = 1
+progress_timeout_s = 60
+[limits]
+inflight_bytes = "1GiB"
+fold_workers = 1
+[log]
+level = "info"
+[run]
+name = "r"
+rounds = 3
+seed = 1
+model = "resnet18"
+[aggregation]
+fraction_bits = 30
+max_round_weight = 1048576
+max_client_weight = 1024
+[aggregation.policies]
+"bn1.num_batches_tracked" = "first"
+[cohort]
+minimum = 2
+maximum = 10
+fraction = 1.0
+[straggler]
+deadline_s = 600
+quorum = 1.0
+[compression]
+codec = "int8"
+[checkpoint]
+directory = "checkpoints"
+keep = 3
+[training]
+lr = 0.05
+momentum = 0.9
+)";
+
+constexpr char kRack[] = R"([node]
+name = "rack-0"
+listen = "0.0.0.0:7080"
+parent = ["global.example:7070", "spare.example:7070"]
+)";
+
+// The findings on a text, "" where it has none.
+std::string Findings(const std::string& text) {
+  const auto config = ParseConfig(text, "bad.toml");
+  if (config.ok()) return "";
+  EXPECT_EQ(config.status().code(), absl::StatusCode::kInvalidArgument);
+  return Text(config.status());
+}
+
+std::string Replaced(std::string text, const std::string& from, const std::string& to) {
+  const size_t at = text.find(from);
+  EXPECT_NE(at, std::string::npos) << from;
+  return text.replace(at, from.size(), to);
+}
+
+// A change to kRoot, and what its one finding must contain: first its place.
+struct Row {
+  const char* from;
+  const char* to;
+  std::vector<std::string> says;
+};
+
+void ExpectEach(const std::vector<Row>& rows, const char* base = kRoot) {
+  for (const Row& row : rows) {
+    const std::string findings = Findings(Replaced(base, row.from, row.to));
+    SCOPED_TRACE(absl::StrCat(row.to, "\n", findings));
+    EXPECT_EQ(findings.find("bad.toml:" + row.says[0] + ": "), 0u);
+    for (const std::string& part : row.says) EXPECT_THAT(findings, HasSubstr(part));
+    EXPECT_THAT(findings, Not(HasSubstr("\n"))) << "one mistake, one finding";
+  }
+}
+
+TEST(ConfigTest, GoodOnesHaveNoFindings) {
+  EXPECT_EQ(Findings(kRoot), "");
+  EXPECT_EQ(Findings(kRack), "");
+}
+
+TEST(ConfigTest, ReadsWhatIsWrittenAndKeepsDefaultsElsewhere) {
+  const auto config = ParseConfig(kRoot, "c.toml");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_TRUE(config->is_root());
+  EXPECT_EQ(config->limits.inflight_bytes, uint64_t{1} << 30);
+  EXPECT_EQ(config->run->rounds, 3u);
+  EXPECT_EQ(config->aggregation.policies.at("bn1.num_batches_tracked"), "first");
+  EXPECT_EQ(config->training.values.at("momentum"), 0.9);
+  EXPECT_EQ(config->training.values.at("batch_size"), 32);
+  EXPECT_EQ(config->straggler.rejoin_grace_s, 5);
+  EXPECT_EQ(config->where.at("node.listen"), "c.toml:3:10");
+}
+
+// The annotated examples are what users start from.
+TEST(ConfigTest, EveryAnnotatedConfigPasses) {
+  int checked = 0;
+  for (const auto& entry :
+       fs::recursive_directory_iterator(absl::StrCat(TRIBUTARY_SOURCE_DIR, "/configs"))) {
+    if (entry.path().extension() != ".toml" || entry.path().filename() == "client.toml") continue;
+    const auto config = LoadConfig(entry.path().string());
+    EXPECT_TRUE(config.ok()) << config.status();
+    ++checked;
+  }
+  EXPECT_GE(checked, 6);
+}
+
+TEST(ConfigTest, UnknownKeysNameTheNearestOrWhereTheyBelong) {
+  ExpectEach({
+      {"quorum =",
+       "quorom =",
+       {"32:1", "unknown key \"quorom\" in [straggler]", "did you mean \"quorum\"?"}},
+      {"lanes =", "lane =", {"7:1", "did you mean \"lanes\"?"}},
+      {"level =", "colour =", {"14:1", "in [log]", "known are file, format, level"}},
+      {"keep = 3", "codec = \"fp32\"", {"37:1", "in [checkpoint]", "it belongs in [compression]"}},
+      {"keep = 3", "name = \"x\"", {"37:1", "it belongs in [node] or [run]"}},
+      {"[aggregation.policies]",
+       "[aggregation.polices]",
+       {"24:14", "unknown key \"polices\"", "did you mean \"policies\"?"}},
+      {"lr = 0.05",
+       "learning_rate = 0.05",
+       {"39:1", "in [training]", "\"learning_rate\"", "known are"}},
+      {"[straggler]",
+       "[stragler]",
+       {"30:2", "unknown section [stragler]", "did you mean \"straggler\"?"}},
+      {"[log]\n", "[[log]]\n", {"13:3", "[log] is a section", "write \"[log]\""}},
+  });
+}
+
+TEST(ConfigTest, KeysOutsideAnySectionAreSaidToBelongInOne) {
+  EXPECT_THAT(Findings(absl::StrCat("rounds = 3\n", kRoot)),
+              HasSubstr("bad.toml:1:1: key \"rounds\" stands outside any section; it belongs in "
+                        "[run]"));
+  EXPECT_THAT(Findings(Replaced(kRoot, "[log]\nlevel = \"info\"\n", "")), "");
+  EXPECT_THAT(Findings(absl::StrCat("log = 3\n", Replaced(kRoot, "[log]\nlevel = \"info\"\n", ""))),
+              HasSubstr("bad.toml:1:1: [log] is a section"));
+}
+
+TEST(ConfigTest, WrongTypesNameWhatIsThereAndWhatIsWanted) {
+  ExpectEach({
+      {"rounds = 3", "rounds = \"3\"", {"17:10", "must be a whole number", "the string \"3\""}},
+      {"rounds = 3", "rounds = 3.5", {"17:10", "must be a whole number", "the number 3.5"}},
+      {"rounds = 3", "rounds = -3", {"17:10", "not negative", "the integer -3"}},
+      {"rounds = 3", "rounds = 5000000000", {"17:10", "too large: at most 4294967295"}},
+      {"fraction_bits = 30",
+       "fraction_bits = 3000000000",
+       {"21:17", "too large: at most 2147483647"}},
+      {"seed = 1", "seed = true", {"18:8", "must be a whole number", "true"}},
+      {"fraction = 1.0", "fraction = [1]", {"29:12", "must be a number", "an array"}},
+      {"kind = \"tcp\"", "kind = 1", {"5:8", "must be a string", "the integer 1"}},
+      {"\"1GiB\"", "\"1 gigabyte\"", {"11:18", "\"512MiB\" or \"2GiB\""}},
+      {"= \"first\"", "= 1", {"25:29", "must be a string"}},
+      {"lr = 0.05", "lr = \"fast\"", {"39:6", "must be a number"}},
+  });
+}
+
+TEST(ConfigTest, NumbersOutOfRangeNameTheRange) {
+  ExpectEach({
+      {"lanes = 2", "lanes = 17", {"7:9", "[transport] lanes = 17", "1 to 16"}},
+      {"lanes = 2", "lanes = 0", {"7:9", "1 to 16"}},
+      {"\"1GiB\"", "100", {"11:18", "[limits] inflight_bytes = 100", "64KiB"}},
+      {"fold_workers = 1", "fold_workers = 257", {"12:16", "0 to 256"}},
+      {"rounds = 3", "rounds = 0", {"17:10", "1 to"}},
+      {"fraction_bits = 30", "fraction_bits = 45", {"21:17", "20 to 44"}},
+      {"max_client_weight = 1024", "max_client_weight = 0", {"23:21", "1 to"}},
+      {"fraction = 1.0", "fraction = 1.5", {"29:12", "[cohort] fraction = 1.5", "to 1"}},
+      {"fraction = 1.0", "fraction = nan", {"29:12", "out of range"}},
+      {"quorum = 1.0", "quorum = 0", {"32:10", "out of range"}},
+      {"deadline_s = 600", "deadline_s = inf", {"31:14", "out of range"}},
+      {"keep = 3", "keep = 0", {"37:8", "1 to 1000"}},
+      {"heartbeat_s = 1", "heartbeat_s = 0", {"8:15", "0.05 to 3600"}},
+  });
+}
+
+TEST(ConfigTest, TrainingValuesOutOfRangeAreRefusedHereAndNotByEveryClient) {
+  ExpectEach({
+      {"lr = 0.05", "lr = 0", {"39:6", "[training]", "\"lr\" is 0", "above 0"}},
+      {"lr = 0.05", "lr = nan", {"39:6", "above 0"}},
+      {"momentum = 0.9", "momentum = 1", {"40:12", "below 1"}},
+      {"momentum = 0.9", "local_epochs = 1.5", {"40:16", "a whole number from 1 to 10000"}},
+      {"momentum = 0.9", "batch_size = -1", {"40:14", "a whole number from 0"}},
+      {"momentum = 0.9", "weight_decay = -1e-4", {"40:16", "0 to 1e6"}},
+      {"momentum = 0.9", "mu = inf", {"40:6", "0 to 1e6"}},
+  });
+}
+
+TEST(ConfigTest, WordsOutsideTheListNameTheNearest) {
+  ExpectEach({
+      {"\"tcp\"", "\"roce\"", {"5:8", "not one of tcp", "not in this build"}},
+      {"\"info\"", "\"inform\"", {"14:9", "did you mean \"info\"?"}},
+      {"fraction_bits = 30", "optimizer = \"fedavq\"", {"21:13", "did you mean \"fedavg\"?"}},
+      {"\"first\"", "\"frist\"", {"25:29", "\"frist\" is not one of", "first"}},
+      {"\"int8\"", "\"int9\"", {"34:9", "[compression] codec", "int8"}},
+      {"\"int8\"", "\"int8(block=5)\"", {"34:9", "block"}},
+      {"\"resnet18\"", "\"resnet19\"", {"19:9", "\"resnet19\" is not known", "resnet18"}},
+      {"name = \"r\"", "name = \"a/b\"", {"16:8", "letters, digits"}},
+  });
+}
+
+TEST(ConfigTest, AddressesThatCannotBeUsedAreRefused) {
+  for (const char* bad : {"h", "h:", ":1", "h:65536", "h:1x", "h:-1", "h:99999999999"}) {
+    EXPECT_THAT(Findings(Replaced(kRack, "0.0.0.0:7080", bad)),
+                HasSubstr("bad.toml:3:10: [node] listen"))
+        << bad;
+    EXPECT_THAT(Findings(Replaced(kRack, "spare.example:7070", bad)),
+                HasSubstr("bad.toml:4:10: [node] parent"))
+        << bad;
+  }
+  EXPECT_EQ(Findings(Replaced(kRack, "0.0.0.0:7080", "[::1]:0")), "");
+  EXPECT_THAT(Findings(Replaced(kRack, "spare.example:7070", "spare.example:0")),
+              AllOf(HasSubstr("[node] parent"), HasSubstr("a port from 1 to 65535")));
+  EXPECT_THAT(Findings(Replaced(kRack, "[\"global.example:7070\", \"spare.example:7070\"]", "[]")),
+              AllOf(HasSubstr("bad.toml:4:10: [node] parent names nobody"),
+                    HasSubstr("drop it where this is the root")));
+  ExpectEach({{"lanes = 2", "advertise = \"nat.example:0\"", {"7:13", "advertise", "from 1 to"}}});
+}
+
+TEST(ConfigTest, AddressesThatCannotGoTogetherAreRefused) {
+  const char* door = "0.0.0.0:7080";
+  for (const char* itself : {"0.0.0.0:7080", "127.0.0.1:7080", "localhost:7080"}) {
+    EXPECT_THAT(Findings(Replaced(kRack, "global.example:7070", itself)),
+                AllOf(HasSubstr("bad.toml:4:10: [node] parent"),
+                      HasSubstr("is this aggregator itself"), HasSubstr(door)))
+        << itself;
+  }
+  EXPECT_EQ(Findings(Replaced(kRack, "global.example:7070", "127.0.0.1:7081")), "");
+  ExpectEach(
+      {{"127.0.0.1:0", "127.0.0.1:7070", {"6:10", "[transport] listen", "[node] listen", "port 0"}},
+       {"127.0.0.1:0", "0.0.0.0:7070", {"6:10", "give links another"}}});
+}
+
+TEST(ConfigTest, ImpossibleCombinationsAreRefusedWithTheirMend) {
+  ExpectEach({
+      {"heartbeat_s = 1\n",
+       "heartbeat_s = 60\n",
+       {"9:22", "heartbeat_s = 60", "not below progress_timeout_s"}},
+      {"minimum = 2", "minimum = 11", {"27:11", "passes maximum = 10", "no round could succeed"}},
+      {"max_client_weight = 1024",
+       "max_client_weight = 1048577",
+       {"23:21", "passes max_round_weight = 1048576", "lower the one or raise the other"}},
+      {"max_round_weight = 1048576\nmax_client_weight = 1024\n",
+       "max_round_weight = 1\nmax_client_weight = 1\n",
+       {"27:11", "minimum = 2", "max_round_weight = 1", "no round could succeed"}},
+      {"max_round_weight = 1048576\n",
+       "max_round_weight = 1099511627777\n",
+       {"22:20", "1 to 2^40", "lower"}},
+      {"fraction_bits = 30",
+       "bound = 1e9",
+       {"21:9", "no grid is exact", "lower the largest weight"}},
+      {"fraction_bits = 30", "bound = 0", {"21:9", "an element bound of 0 is out of range"}},
+      {"fraction_bits = 30", "bound = nan", {"21:9", "out of range"}},
+      {"\"1GiB\"",
+       "\"10MiB\"",
+       {"11:18", "holds not one update of model \"resnet18\"", "as int8", "raise it"}},
+  });
+}
+
+TEST(ConfigTest, PoliciesAreHeldAgainstTheModelsTensors) {
+  const char* policy = "\"bn1.num_batches_tracked\" = \"first\"";
+  ExpectEach({
+      {policy,
+       "\"bn1.num_batch_tracked\" = \"first\"",
+       {"25:27", "\"bn1.num_batch_tracked\" fits no tensor",
+        "did you mean \"bn1.num_batches_tracked\"?"}},
+      {policy, "\"encoder.*\" = \"skip\"", {"25:15", "\"encoder.*\" fits no tensor"}},
+      {policy, "\"*\" = \"skip\"", {"24:1", "leave nothing of model \"resnet18\" to send"}},
+  });
+  EXPECT_EQ(Findings(Replaced(kRoot, policy, "\"layer1.*\" = \"skip\"")), "");
+  EXPECT_EQ(Findings(Replaced(kRoot, policy, "\"*\" = \"skip\"\n\"fc.weight\" = \"mean\"")), "")
+      << "a name goes before a prefix";
+}
+
+TEST(ConfigTest, RequiredKeysThatAreMissingAreNamed) {
+  EXPECT_THAT(
+      Findings(""),
+      AllOf(HasSubstr("bad.toml: [node] name is required"), HasSubstr("[run] name is required"),
+            HasSubstr("[run] model is required"), HasSubstr("[checkpoint] directory is required")));
+}
+
+TEST(ConfigTest, ARackDoesNotDescribeTheRun) {
+  EXPECT_THAT(Findings(absl::StrCat(kRack, "[run]\nname = \"r\"\n")),
+              AllOf(HasSubstr("bad.toml:5:1: [run] describes the run"),
+                    HasSubstr("move it to the root's file"), HasSubstr("bad.toml:4:10")));
+}
+
+TEST(ConfigTest, AllMistakesAreNamedAtOnceInOrder) {
+  const std::string findings = Findings(
+      Replaced(Replaced(Replaced(kRoot, "lanes = 2", "lanes = 0"), "rounds = 3", "runds = 3"),
+               "lr = 0.05", "lr = -1"));
+  const size_t lanes = findings.find("bad.toml:7:9: "), rounds = findings.find("\nbad.toml:17:1: "),
+               lr = findings.find("\nbad.toml:39:6: ");
+  EXPECT_LT(lanes, rounds) << findings;
+  EXPECT_LT(rounds, lr) << findings;
+  EXPECT_NE(lr, std::string::npos) << findings;
+}
+
+TEST(ConfigTest, WhatIsNotTomlNamesThePlace) {
+  EXPECT_THAT(Findings("[node]\nname = \"x\nlisten = 1\n"), HasSubstr("bad.toml:2:"));
+  EXPECT_THAT(Findings("[node]\nname = \"x\"\nname = \"y\"\n"), HasSubstr("bad.toml:3:"));
+}
+
+TEST(ConfigTest, AClientsConfigIsToldFromAnAggregators) {
+  const auto config = LoadConfig(absl::StrCat(TRIBUTARY_SOURCE_DIR, "/configs/client.toml"));
+  ASSERT_FALSE(config.ok());
+  EXPECT_THAT(Text(config.status()),
+              AllOf(HasSubstr("client.toml:"), HasSubstr("this is a client's config"),
+                    HasSubstr("tributary-client")));
+}
+
+// ---- Files
+
+class ConfigFilesTest : public testing::Test {
+ protected:
+  ConfigFilesTest() {
+    std::string pattern = (fs::temp_directory_path() / "tributary-config-XXXXXX").string();
+    dir_ = mkdtemp(pattern.data());
+  }
+  ~ConfigFilesTest() override { fs::remove_all(dir_); }
+  std::string dir_;
+};
+
+TEST_F(ConfigFilesTest, AMissingFileOrADirectoryIsNotFound) {
+  for (const std::string& path : {dir_ + "/none.toml", dir_}) {
+    const auto config = LoadConfig(path);
+    EXPECT_EQ(config.status().code(), absl::StatusCode::kNotFound);
+    EXPECT_THAT(Text(config.status()), HasSubstr(path));
+  }
+}
+
+TEST_F(ConfigFilesTest, FilesThatCannotBeWrittenOrReadAreRefused) {
+  std::ofstream(dir_ + "/file") << "x";
+  const auto with = [&](const char* from, const std::string& to) {
+    return Findings(Replaced(kRoot, from, to));
+  };
+  EXPECT_THAT(with("level = \"info\"", absl::StrFormat("file = \"%s\"", dir_)),
+              AllOf(HasSubstr("bad.toml:14:8: [log] file"), HasSubstr("is a directory")));
+  EXPECT_THAT(with("level = \"info\"", absl::StrFormat("file = \"%s/none/log\"", dir_)),
+              AllOf(HasSubstr("bad.toml:14:8: [log] file"), HasSubstr("no directory"),
+                    HasSubstr("make it")));
+  EXPECT_THAT(with("[log]\n", absl::StrFormat("[metrics]\nrounds_file = \"%s\"\n[log]\n", dir_)),
+              HasSubstr("bad.toml:14:15: [metrics] rounds_file"));
+  EXPECT_THAT(with("\"checkpoints\"", absl::StrFormat("\"%s/file\"", dir_)),
+              AllOf(HasSubstr("bad.toml:36:13: [checkpoint] directory"), HasSubstr("is a file")));
+  EXPECT_THAT(with("\"resnet18\"", absl::StrFormat("\"%s/none.safetensors\"", dir_)),
+              HasSubstr("bad.toml:19:9: [run] model: no file"));
+  std::ofstream(dir_ + "/bad.safetensors") << "not a model at all";
+  EXPECT_THAT(with("\"resnet18\"", absl::StrFormat("\"%s/bad.safetensors\"", dir_)),
+              AllOf(HasSubstr("bad.toml:19:9: [run] model:"), HasSubstr("bad.safetensors")));
+}
+
+}  // namespace
+}  // namespace tributary::server

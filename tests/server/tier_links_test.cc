@@ -1,0 +1,143 @@
+// The parent's side of links: which place a child is told and takes, and which life of a child
+// counts. Over every transport that this machine has.
+#include "server/tier_links.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "aggregation/layout.h"
+#include "server/fabrics.h"
+
+namespace tributary::server {
+namespace {
+
+using ::testing::HasSubstr;
+
+absl::Time Soon() { return absl::Now() + absl::Seconds(30); }
+
+TEST(LinkPlaces, ChildIsToldThePortOrWhatIsAdvertised) {
+  auto told = PlacesToTell("tcp", "0.0.0.0:7071", "");
+  ASSERT_EQ(told.size(), 1u);
+  EXPECT_EQ(told[0].address, ":7071");
+  EXPECT_EQ(PlacesToTell("tcp", "[::]:7071", "")[0].address, ":7071");
+  EXPECT_EQ(PlacesToTell("tcp", "0.0.0.0:7071", "agg.example:99")[0].address, "agg.example:99");
+  EXPECT_EQ(PlacesToTell("shm", "@tributary-1", "agg.example:99")[0].address, "@tributary-1");
+}
+
+TEST(LinkPlaces, AdvertisedHostServesTheOtherPortsOfAutoToo) {
+  const std::string bound = "auto;roce,200,,0.0.0.0:9000;tcp,100,,0.0.0.0:7071";
+  const auto told = PlacesToTell("auto", bound, "agg.example:99");
+  EXPECT_EQ(told[0].address, "auto;roce,200,,agg.example:9000;tcp,100,,agg.example:99");
+}
+
+TEST(LinkPlaces, AutoIsOfferedAsAWholeAndByEachOfItsTransports) {
+  const std::string bound = "auto;shm,300,boot=x,@t;tcp,100,,0.0.0.0:7071";
+  const auto told = PlacesToTell("auto", bound, "");
+  ASSERT_EQ(told.size(), 3u);
+  EXPECT_EQ(told[0].transport, "auto");
+  EXPECT_EQ(told[0].address, "auto;shm,300,boot=x,@t;tcp,100,,:7071");
+  EXPECT_EQ(PlaceToTake("auto", told, "10.0.0.9"), "auto;shm,300,boot=x,@t;tcp,100,,10.0.0.9:7071");
+  EXPECT_EQ(PlaceToTake("tcp", told, "10.0.0.9"), "10.0.0.9:7071");
+  EXPECT_EQ(PlaceToTake("shm", told, "10.0.0.9"), "@t");
+}
+
+TEST(LinkPlaces, AutoChildTakesAParentsSingleTransport) {
+  EXPECT_EQ(PlaceToTake("auto", PlacesToTell("tcp", "0.0.0.0:7071", ""), "10.0.0.9"),
+            "auto;tcp,0,,10.0.0.9:7071");
+}
+
+TEST(LinkPlaces, NothingIsTakenWhereTheKindIsNotOffered) {
+  EXPECT_EQ(PlaceToTake("shm", PlacesToTell("tcp", "0.0.0.0:7071", ""), "10.0.0.9"), "");
+  EXPECT_EQ(PlaceToTake("auto", {}, "10.0.0.9"), "");
+}
+
+// Takes no partial sums: these tests are about models going down.
+class NoPartials final : public TierHandler {
+ public:
+  void OnPartialStart(std::shared_ptr<IncomingPartial> partial) override {
+    partial->Decide(false, nullptr);
+  }
+  void OnPartialComplete(std::shared_ptr<IncomingPartial>,
+                         std::shared_ptr<const aggregation::PackedPartial>) override {}
+  void OnPartialBroken(std::shared_ptr<IncomingPartial>, absl::Status) override {}
+};
+
+class TierLinksOver : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    config_.kind = GetParam();
+    config_.listen = "127.0.0.1:0";
+    auto links = TierLinks::Start(config_, "root", &handler_);
+    if (config_.kind == "roce" && !links.ok()) {
+      // Its links are tried over fake verbs and between emulated hosts.
+      GTEST_SKIP() << "no RoCE on this machine: " << links.status().message();
+    }
+    ASSERT_TRUE(links.ok()) << links.status();
+    links_ = *std::move(links);
+  }
+  std::unique_ptr<transport::Link> Connect(uint64_t epoch) {
+    v1::TierHello hello;
+    hello.set_id("rack");
+    hello.set_epoch(epoch);
+    transport::LinkOptions options;
+    options.name = "rack";
+    options.hello = hello.SerializeAsString();
+    const auto choice = MakeFabric(config_);
+    EXPECT_TRUE(choice.ok());
+    auto link =
+        choice->fabric->Connect(PlaceToTake(GetParam(), links_->places(), "127.0.0.1"), options);
+    EXPECT_TRUE(link.ok()) << link.status();
+    return *std::move(link);
+  }
+  void SendModel(uint64_t epoch) {
+    auto layout = aggregation::ModelLayout::Create(
+        {{"w", {3}, aggregation::DType::kF32, aggregation::Policy::kMean}});
+    ASSERT_TRUE(layout.ok());
+    links_->SendModel("rack", epoch, ModelVersion::Make(1, *layout, std::vector<uint8_t>(12, 7)));
+  }
+
+  NoPartials handler_;
+  TransportConfig config_;
+  std::unique_ptr<TierLinks> links_;
+};
+
+TEST_P(TierLinksOver, NewerLifeReplacesTheOldLinkAtOnce) {
+  auto old = Connect(1);
+  SendModel(1);
+  ASSERT_TRUE(old->Receive(Soon()).ok());  // it is known by now
+  auto fresh = Connect(2);
+  absl::Status ended;
+  while (ended.ok()) ended = old->Receive(Soon()).status();
+  EXPECT_EQ(ended.code(), absl::StatusCode::kUnavailable) << ended;
+  EXPECT_THAT(std::string(ended.message()), HasSubstr("a newer link replaces this one"));
+  SendModel(2);
+  EXPECT_TRUE(fresh->Receive(Soon()).ok());
+  EXPECT_EQ(links_->used(), GetParam() == "auto" ? "shm" : GetParam());
+}
+
+TEST_P(TierLinksOver, LateHelloOfAnEarlierLifeChangesNothing) {
+  auto current = Connect(5);
+  SendModel(5);
+  ASSERT_TRUE(current->Receive(Soon()).ok());
+  auto late = Connect(4);
+  const absl::Status dropped = late->Receive(Soon()).status();
+  EXPECT_EQ(dropped.code(), absl::StatusCode::kUnavailable) << dropped;
+  EXPECT_TRUE(current->status().ok());
+  SendModel(5);
+  bool header = false;
+  while (!header) {
+    const auto chunk = current->Receive(Soon());
+    ASSERT_TRUE(chunk.ok()) << chunk.status();
+    header = chunk->tag().index == 0;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, TierLinksOver, ::testing::ValuesIn(TransportKinds()),
+                         [](const auto& info) { return info.param; });
+
+}  // namespace
+}  // namespace tributary::server

@@ -1,0 +1,251 @@
+// The child's side towards its parent, against a parent that reads when the test says so.
+#include "server/uplink.h"
+
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <mutex>
+
+#include "absl/strings/str_cat.h"
+#include "base/philox.h"
+#include "server/tier_stream.h"
+#include "tests/server/node_fixture.h"
+#include "transport/tcp.h"
+#include "tributary/v1/client_service.grpc.pb.h"
+
+namespace tributary::server {
+namespace {
+
+// Six chunks: more than a link's credit of two, so that a forward waits for the reader.
+std::shared_ptr<const aggregation::ModelLayout> Layout() {
+  return *aggregation::ModelLayout::Create({{"w",
+                                             {6 * aggregation::kChunkElements - 100},
+                                             aggregation::DType::kF32,
+                                             aggregation::Policy::kMean}});
+}
+
+// Welcomes one child and holds its session open.
+class Parent final : public v1::Aggregator::Service {
+ public:
+  Parent() {
+    transport::LinkOptions options;
+    options.name = "parent";
+    options.slots = 2;
+    listener_ = *transport::MakeTcpFabric()->Listen("127.0.0.1:0", options);
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
+    builder.RegisterService(this);
+    server_ = builder.BuildAndStart();
+  }
+  ~Parent() override { server_->Shutdown(std::chrono::system_clock::now()); }
+
+  grpc::Status Session(
+      grpc::ServerContext*,
+      grpc::ServerReaderWriter<v1::SessionResponse, v1::SessionRequest>* stream) override {
+    v1::SessionRequest request;
+    if (!stream->Read(&request)) return grpc::Status::OK;
+    v1::SessionResponse response;
+    v1::Joined* joined = response.mutable_joined();
+    joined->set_run("r");
+    *joined->mutable_layout() = Layout()->ToProto();
+    joined->set_layout_hash(Layout()->hash());
+    joined->set_heartbeat_ms(1000);
+    v1::LinkEndpoint* link = joined->add_links();
+    link->set_transport("tcp");
+    link->set_address(listener_->address());
+    stream->Write(response);
+    while (stream->Read(&request)) {
+    }
+    return grpc::Status::OK;
+  }
+  std::string endpoint() const { return absl::StrCat("127.0.0.1:", port_); }
+  std::unique_ptr<transport::Link> Accept() {
+    auto link = listener_->Accept(absl::Now() + kPatience);
+    EXPECT_TRUE(link.ok()) << link.status();
+    return link.ok() ? *std::move(link) : nullptr;
+  }
+
+ private:
+  std::unique_ptr<transport::Listener> listener_;
+  std::unique_ptr<grpc::Server> server_;
+  int port_ = 0;
+};
+
+class Child final : public UplinkHandler {
+ public:
+  void OnParentJoined(v1::Joined) override {}
+  void OnParentTask(v1::Task) override {}
+  void OnParentOutcome(v1::Outcome) override {}
+  void OnParentStop(v1::Stop) override {}
+  void OnParentRefused(std::string) override {}
+  void OnModel(std::shared_ptr<const ModelVersion>) override {}
+  void OnForwarded(uint64_t round, absl::Status status, double) override {
+    std::lock_guard lock(mu_);
+    forwarded_.push_back(round);
+    EXPECT_TRUE(status.ok()) << status;
+    changed_.notify_all();
+  }
+  void OnReleased(uint64_t forward) override {
+    std::lock_guard lock(mu_);
+    released_.push_back(forward);
+    changed_.notify_all();
+  }
+  template <typename Condition>
+  bool Await(Condition condition) {
+    std::unique_lock lock(mu_);
+    return changed_.wait_for(lock, absl::ToChronoSeconds(kPatience), condition);
+  }
+  std::vector<uint64_t> forwarded_, released_;  // guarded by mu_; look at them in Await
+
+ private:
+  std::mutex mu_;
+  std::condition_variable changed_;
+};
+
+class UplinkTest : public testing::Test {
+ protected:
+  UplinkTest() {
+    sum_ = *aggregation::ExactAccumulator::Create(Layout(), *aggregation::ProveGrid({}));
+    FillSum();
+    uplink_ = Uplink::Start(
+        {.id = "rack", .epoch = 1, .parents = {parent_.endpoint()}, .transport = {}}, &child_);
+  }
+  // One update of random floats: blocks of the widths that a round has.
+  void FillSum() {
+    const auto codec = *compression::MakeCodec("fp32");
+    PhiloxStream random(7);
+    std::vector<float> x(Layout()->elements());
+    for (float& value : x) value = static_cast<float>(random.NextDouble() - 0.5);
+    struct Source final : aggregation::DeltaSource {
+      absl::StatusOr<std::span<const float>> Floats(uint32_t) override { return floats; }
+      absl::StatusOr<std::span<const int64_t>> Ints(uint32_t) override {
+        return std::span<const int64_t>();
+      }
+      std::span<const float> floats;
+    } source;
+    source.floats = x;
+    Segments segments;
+    const absl::Status encoded = aggregation::EncodeUpdate(*Layout(), *codec, 1, 1, source,
+                                                           [&](std::vector<uint8_t> segment) {
+                                                             segments.push_back(std::move(segment));
+                                                             return absl::OkStatus();
+                                                           });
+    ASSERT_TRUE(encoded.ok()) << encoded;
+    const v1::UploadTrailer trailer = RawClient::Trailer(segments);
+    aggregation::UpdateAssembler assembler(Layout(), *aggregation::ProveGrid({}), "c", 1000,
+                                           trailer.encoded_bytes());
+    for (auto& segment : segments) {
+      const auto owned = std::make_shared<const std::vector<uint8_t>>(std::move(segment));
+      ASSERT_TRUE(assembler.Add(PiecedBytes(*owned), owned)) << assembler.refusal().message;
+    }
+    const auto update = assembler.Finish(trailer.encoded_bytes(), trailer.crc32c());
+    ASSERT_NE(update, nullptr);
+    const aggregation::EncodedUpdate* const one = update.get();
+    sum_->Fold({&one, 1}, {.begin = 0, .end = Layout()->elements()});
+  }
+  v1::PartialSumHeader Header(uint64_t round) const {
+    v1::PartialSumHeader header;
+    header.set_round(round);
+    header.set_id("rack");
+    header.set_chunks(sum_->chunk_count());
+    return header;
+  }
+
+  Parent parent_;
+  Child child_;
+  std::unique_ptr<aggregation::ExactAccumulator> sum_;
+  std::unique_ptr<Uplink> uplink_;
+};
+
+// Reads a stream to its end; the data's bytes, chunk by chunk.
+std::vector<std::vector<uint8_t>> ReadAll(transport::Link& link, v1::PartialSumHeader* header) {
+  StreamReader reader;
+  std::vector<std::vector<uint8_t>> chunks;
+  while (true) {
+    auto chunk = link.Receive(absl::Now() + kPatience);
+    EXPECT_TRUE(chunk.ok()) << chunk.status();
+    if (!chunk.ok()) return chunks;
+    const auto got = reader.Feed(*chunk);
+    EXPECT_TRUE(got.ok()) << got.status();
+    if (!got.ok()) return chunks;
+    if (*got == StreamReader::Got::kHeader) {
+      EXPECT_TRUE(header->ParseFromString(reader.header()));
+    }
+    if (*got != StreamReader::Got::kData) continue;
+    chunks.emplace_back(chunk->bytes().begin(), chunk->bytes().end());
+    if (chunks.size() == reader.total()) return chunks;
+  }
+}
+
+TEST_F(UplinkTest, ForwardsTheSumAndSaysItsBytesBeforehand) {
+  const auto link = parent_.Accept();
+  ASSERT_NE(link, nullptr);
+  uplink_->Forward(Header(3), sum_.get());
+  v1::PartialSumHeader header;
+  const auto chunks = ReadAll(*link, &header);
+  ASSERT_EQ(chunks.size(), sum_->chunk_count());
+  EXPECT_EQ(header.round(), 3u);
+  std::vector<uint8_t> expected(aggregation::kMaxPackedChunkBytes);
+  uint64_t bytes = 0;
+  for (uint64_t i = 0; i < chunks.size(); ++i) {
+    const size_t size = sum_->PackChunk(i, expected.data());
+    EXPECT_EQ(chunks[i], std::vector<uint8_t>(expected.begin(), expected.begin() + size));
+    bytes += size;
+  }
+  EXPECT_EQ(header.packed_bytes(), bytes);
+  EXPECT_TRUE(child_.Await([&] { return child_.forwarded_ == std::vector<uint64_t>{3}; }));
+}
+
+// The parent does not read: a caller that waited for the forwarder would wait with it.
+TEST_F(UplinkTest, AbandonDoesNotWaitAndTheNextForwardGoesThrough) {
+  const auto stuck = parent_.Accept();
+  ASSERT_NE(stuck, nullptr);
+  uplink_->Forward(Header(1), sum_.get());
+  // The header is held: it has begun, and cannot end.
+  const auto first = stuck->Receive(absl::Now() + kPatience);
+  ASSERT_TRUE(first.ok()) << first.status();
+  const uint64_t given_up = uplink_->Abandon();
+  EXPECT_NE(given_up, 0u) << "it was sending";
+  EXPECT_TRUE(child_.Await([&] { return child_.released_ == std::vector<uint64_t>{given_up}; }));
+  EXPECT_EQ(uplink_->Abandon(), 0u) << "nothing is read any more";
+
+  uplink_->Forward(Header(2), sum_.get());
+  const auto link = parent_.Accept();
+  ASSERT_NE(link, nullptr);
+  v1::PartialSumHeader header;
+  EXPECT_EQ(ReadAll(*link, &header).size(), sum_->chunk_count());
+  EXPECT_EQ(header.round(), 2u);
+  EXPECT_TRUE(child_.Await([&] { return child_.forwarded_ == std::vector<uint64_t>{2}; }))
+      << "round 1 is not told as forwarded";
+}
+
+TEST_F(UplinkTest, ANewForwardReplacesOneThatIsStuck) {
+  const auto stuck = parent_.Accept();
+  ASSERT_NE(stuck, nullptr);
+  uplink_->Forward(Header(1), sum_.get());
+  const auto first = stuck->Receive(absl::Now() + kPatience);
+  ASSERT_TRUE(first.ok()) << first.status();
+  uplink_->Forward(Header(1), sum_.get());
+  const auto link = parent_.Accept();
+  ASSERT_NE(link, nullptr);
+  v1::PartialSumHeader header;
+  EXPECT_EQ(ReadAll(*link, &header).size(), sum_->chunk_count());
+  EXPECT_TRUE(child_.Await([&] { return child_.forwarded_ == std::vector<uint64_t>{1}; }));
+}
+
+TEST_F(UplinkTest, ForwardGoesOverTheNextLinkWhereTheFirstBreaks) {
+  auto broken = parent_.Accept();
+  ASSERT_NE(broken, nullptr);
+  uplink_->Forward(Header(1), sum_.get());
+  ASSERT_TRUE(broken->Receive(absl::Now() + kPatience).ok());
+  broken->Cancel("the test cuts it");
+  const auto link = parent_.Accept();
+  ASSERT_NE(link, nullptr);
+  v1::PartialSumHeader header;
+  EXPECT_EQ(ReadAll(*link, &header).size(), sum_->chunk_count());
+  EXPECT_TRUE(child_.Await([&] { return child_.forwarded_ == std::vector<uint64_t>{1}; }));
+}
+
+}  // namespace
+}  // namespace tributary::server

@@ -1,0 +1,262 @@
+// What goes wrong on a RoCE link, over fake verbs: told in words, and every request accounted for.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "base/checksum.h"
+#include "tests/transport/roce_fixture.h"
+#include "transport/internal/frame.h"
+#include "transport/roce/endpoint.h"
+#include "transport/roce/set_up.h"
+#include "transport/tcp.h"
+#include "transport/tcp/greeting.h"
+
+namespace tributary::transport {
+namespace {
+
+TEST_F(Roce, NothingIsPublishedBeforeItsCompletion) {
+  ASSERT_EQ(Link(), absl::OkStatus());
+  verbs_->Hold(true);
+  ASSERT_EQ(SendOne(3, 5000), absl::OkStatus());
+  EXPECT_EQ(server_->Receive(absl::Now() + absl::Milliseconds(30)).status().code(),
+            absl::StatusCode::kDeadlineExceeded);
+  verbs_->Hold(false);
+  ExpectOne(3, 5000);
+}
+
+TEST_F(Roce, LinkDestroyedInFullFlightAccountsForEveryRequest) {
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_EQ(Link(), absl::OkStatus());
+    if (i % 2 == 0) verbs_->Hold(true);
+    for (uint32_t j = 0; j < SmallOptions("").slots; ++j) {
+      ASSERT_EQ(SendOne(1, 60000), absl::OkStatus());
+    }
+    if (i % 4 < 2) {
+      client_.reset();
+    } else {
+      server_.reset();
+    }
+    verbs_->Hold(false);
+    client_.reset();
+    server_.reset();
+    EXPECT_EQ(verbs_->unaccounted(), 0u) << i;
+  }
+}
+
+TEST_F(Roce, DamageOnTheWayIsDataLoss) {
+  ASSERT_EQ(Open(), absl::OkStatus());
+  auto listener = fabric_->Listen("127.0.0.1:0", SmallOptions("rack"));
+  ASSERT_TRUE(listener.ok()) << listener.status();
+  listener_ = std::move(*listener);
+  LinkOptions damaging = SmallOptions("rack");
+  damaging.damage = [](uint64_t sequence, uint8_t* payload, size_t) {
+    if (sequence == 1) payload[10] ^= 1;
+  };
+  client_ = *fabric_->Connect(listener_->address(), damaging);
+  server_ = *listener_->Accept(Soon());
+  ASSERT_EQ(SendOne(5, 100), absl::OkStatus());
+  ASSERT_EQ(SendOne(5, 100), absl::OkStatus());
+  ExpectOne(5, 100);
+  const absl::Status status = FirstError();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+  EXPECT_THAT(Words(status), HasSubstr("chunk 1 of 100 bytes arrived damaged"));
+}
+
+// A control socket that says hello as RoCE does.
+internal::Fd Greet(const Listener& listener) {
+  auto address = tcp::Resolve(listener.address(), /*to_listen=*/false);
+  auto sockets = tcp::Greet(address->front(), SmallOptions("odd"), "roce",
+                            internal::Deadline::After(absl::Seconds(30)));
+  EXPECT_TRUE(sockets.ok()) << sockets.status();
+  return std::move(sockets->control);
+}
+
+TEST_F(Roce, PeersThatSaySomethingElseAfterTheHelloAreRefusedAndHoldUpNobody) {
+  LinkOptions options = SmallOptions("rack");
+  options.connect_timeout = absl::Seconds(2);
+  ASSERT_EQ(Link(options), absl::OkStatus());
+  const internal::Fd silent = Greet(*listener_);
+  const internal::Fd garbage = Greet(*listener_);
+  const std::string noise(64, '\xff');
+  ASSERT_EQ(send(garbage.get(), noise.data(), noise.size(), MSG_NOSIGNAL), 64);
+  const internal::Fd giant = Greet(*listener_);
+  const std::string length("TRIBLINK\0\0\0\0\0\0\0\x80", 16);
+  ASSERT_EQ(send(giant.get(), length.data(), length.size(), MSG_NOSIGNAL), 16);
+  const internal::Fd bad = Greet(*listener_);
+  v1::RoceSetUp message;
+  message.mutable_endpoint()->set_gid("nonsense");
+  const std::string endpoint = roce::EncodeSetUp(message);
+  ASSERT_EQ(send(bad.get(), endpoint.data(), endpoint.size(), MSG_NOSIGNAL),
+            static_cast<ssize_t>(endpoint.size()));
+  { const internal::Fd gone = Greet(*listener_); }
+  // A good link is made meanwhile.
+  auto good = fabric_->Connect(listener_->address(), options);
+  ASSERT_TRUE(good.ok()) << good.status();
+  ASSERT_TRUE(listener_->Accept(Soon()).ok());
+  // The silent one is the last to be given up: its socket ends.
+  char waste[4096];
+  ASSERT_EQ(tcp::SetBlocking(silent.get()), absl::OkStatus());
+  while (recv(silent.get(), waste, sizeof(waste), 0) > 0) {
+  }
+  EXPECT_EQ(listener_->Accept(absl::Now()).status().code(), absl::StatusCode::kDeadlineExceeded);
+}
+
+// A peer that sets its link up as all do and then posts what it likes.
+class RoguePeer {
+ public:
+  RoguePeer(const std::shared_ptr<FakeVerbs>& verbs, const Listener& listener) {
+    auto node = roce::RoceNode::Open(verbs, SmallArena(), kExempt);
+    const LinkOptions options = SmallOptions("rogue");
+    const auto deadline = internal::Deadline::After(absl::Seconds(30));
+    auto address = tcp::Resolve(listener.address(), /*to_listen=*/false);
+    auto sockets = tcp::Greet(address->front(), options, "roce", deadline);
+    auto ready = roce::SetUpWire(**node, *sockets, options, deadline);
+    EXPECT_TRUE(ready.ok()) << ready.status();
+    wire_ = std::move(ready->wire);
+    control_ = std::move(sockets->control);
+  }
+  // A whole chunk 0 of `bytes` zeros, its header changed by `change`, written to `slot`.
+  template <typename Change>
+  void Write(uint64_t sequence, uint32_t slot, size_t bytes, Change change) {
+    const roce::Slot& from = wire_->slot(0);
+    std::memset(from.data, 0, roce::kHeaderRoom + bytes);
+    internal::ChunkHeaderBytes header = internal::EncodeChunkHeader(
+        {.payload_bytes = static_cast<uint32_t>(bytes),
+         .sequence = sequence,
+         .tag = {},
+         .payload_crc32c = Crc32c({from.data + roce::kHeaderRoom, bytes})});
+    change(header);
+    std::memcpy(from.data, header.data(), header.size());
+    EXPECT_EQ(
+        wire_->queue_pairs()[0]->PostWrite({.from = from.data,
+                                            .local_key = from.local_key,
+                                            .bytes = roce::kHeaderRoom + bytes,
+                                            .to = wire_->peer_address(slot),
+                                            .remote_key = wire_->peer_key(slot)},
+                                           roce::Immediate(sequence, slot), /*signalled=*/true, {}),
+        absl::OkStatus());
+  }
+  void Grant(uint64_t sequence, uint32_t slot) {
+    EXPECT_EQ(wire_->queue_pairs()[0]->PostGrant(roce::Immediate(sequence, slot), true),
+              absl::OkStatus());
+  }
+
+ private:
+  internal::Fd control_;
+  std::unique_ptr<roce::Wire> wire_;
+};
+
+TEST_F(Roce, PeerThatBreaksTheProtocolEndsItsLinkAndNoOther) {
+  ASSERT_EQ(Link(), absl::OkStatus());
+  const auto nothing = [](internal::ChunkHeaderBytes&) {};
+  const auto first_error = [&](auto misbehave) {
+    RoguePeer rogue(verbs_, *listener_);
+    auto link = listener_->Accept(Soon());
+    EXPECT_TRUE(link.ok()) << link.status();
+    misbehave(rogue);
+    absl::Status status;
+    while (status.ok()) status = (*link)->Receive(Soon()).status();
+    return status;
+  };
+  absl::Status status = first_error([&](RoguePeer& rogue) { rogue.Write(0, 2, 10, nothing); });
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(Words(status), HasSubstr("chunk 0 came to slot 2, which was not granted for it"));
+  status = first_error([&](RoguePeer& rogue) {
+    rogue.Write(0, 0, 10, [](internal::ChunkHeaderBytes& header) { header[9] ^= 4; });
+  });
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+  EXPECT_THAT(Words(status), HasSubstr("CRC32C"));
+  status = first_error([&](RoguePeer& rogue) {
+    rogue.Write(0, 0, 10, nothing);
+    rogue.Write(0, 0, 10, nothing);
+  });
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+  EXPECT_THAT(Words(status), HasSubstr("twice"));
+  // Without credit: the first four were granted.
+  status = first_error([&](RoguePeer& rogue) { rogue.Write(4, 0, 10, nothing); });
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  status = first_error([&](RoguePeer& rogue) { rogue.Grant(5, 0); });
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(Words(status), HasSubstr("granted slot 0 out of turn"));
+  status = first_error([&](RoguePeer& rogue) { rogue.Grant(4, 1000); });
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  ASSERT_EQ(SendOne(1, 10), absl::OkStatus());
+  ExpectOne(1, 10);
+}
+
+TEST_F(Roce, RefusedKeyIsReportedWithPeerQueuePairStatusAndHint) {
+  ASSERT_EQ(Link(), absl::OkStatus());
+  verbs_->RefuseNextWrite();
+  ASSERT_EQ(SendOne(1, 100), absl::OkStatus());
+  absl::Status status;
+  while (status.ok()) status = client_->Receive(Soon()).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_THAT(Words(status), HasSubstr("peer \"rack\""));
+  EXPECT_THAT(Words(status), HasSubstr("queue pair 0"));
+  EXPECT_THAT(Words(status), HasSubstr("remote access error (status 10"));
+  EXPECT_THAT(Words(status), HasSubstr("remote key"));
+  EXPECT_EQ(client_->Borrow(Soon()).status(), status);
+  EXPECT_FALSE(FirstError().ok());
+}
+
+TEST_F(Roce, PathThatDropsLargePacketsIsFoundAtConnectAndNamed) {
+  verbs_->DropLargerThan(1000);
+  const absl::Status status = Link();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_THAT(Words(status), HasSubstr("path MTU, 1024"));
+  EXPECT_THAT(Words(status), HasSubstr("set path_mtu lower"));
+  RoceOptions lower = SmallArena();
+  lower.path_mtu = 512;
+  fabric_.reset();
+  ASSERT_EQ(Open(lower), absl::OkStatus());
+  verbs_->DropLargerThan(1000);
+  ASSERT_EQ(Link(), absl::OkStatus());
+}
+
+TEST_F(Roce, FatalDeviceEventEndsItsLinksInWords) {
+  ASSERT_EQ(Link(), absl::OkStatus());
+  verbs_->Raise(IBV_EVENT_PORT_ERR);  // may come back
+  ASSERT_EQ(SendOne(1, 10), absl::OkStatus());
+  ExpectOne(1, 10);
+  verbs_->Raise(IBV_EVENT_DEVICE_FATAL);
+  const absl::Status status = FirstError();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_THAT(Words(status), HasSubstr("local catastrophic error"));
+}
+
+TEST_F(Roce, ReconnectsLeaveNothingBehind) {
+  ASSERT_EQ(Open(), absl::OkStatus());
+  const size_t live = verbs_->live_objects();
+  for (int i = 0; i < 300; ++i) {
+    ASSERT_EQ(Link(), absl::OkStatus()) << i;  // an arena that leaked would be full by now
+    ASSERT_EQ(SendOne(1, 1000), absl::OkStatus());
+    if (i % 3 == 0) client_->Cancel("round over");
+    if (i % 3 == 1) {
+      ASSERT_EQ(client_->Close(Soon()), absl::OkStatus());
+    }
+    client_.reset();
+    server_.reset();
+    listener_.reset();
+    ASSERT_EQ(verbs_->live_objects(), live) << i;
+  }
+}
+
+TEST_F(Roce, OtherTransportOnThePortIsRefusedInWords) {
+  ASSERT_EQ(Link(), absl::OkStatus());
+  const absl::Status tcp =
+      MakeTcpFabric()->Connect(listener_->address(), SmallOptions("plain")).status();
+  EXPECT_EQ(tcp.code(), absl::StatusCode::kFailedPrecondition) << tcp;
+  EXPECT_THAT(Words(tcp), HasSubstr("\"plain\" speaks tcp"));
+  auto listener = MakeTcpFabric()->Listen("127.0.0.1:0", SmallOptions("plain"));
+  ASSERT_TRUE(listener.ok());
+  const absl::Status roce = fabric_->Connect((*listener)->address(), SmallOptions("rack")).status();
+  EXPECT_EQ(roce.code(), absl::StatusCode::kFailedPrecondition) << roce;
+  EXPECT_THAT(Words(roce), HasSubstr("\"rack\" speaks roce"));
+}
+
+}  // namespace
+}  // namespace tributary::transport

@@ -1,0 +1,169 @@
+// The pure parts of RoCE links: GID choice, queue sizes, set-up messages, hints.
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "base/bytes.h"
+#include "transport/internal/hello.h"
+#include "transport/roce/completion_error.h"
+#include "transport/roce/endpoint.h"
+#include "transport/roce/gid.h"
+#include "transport/roce/plan.h"
+
+namespace tributary::transport {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string Words(const absl::Status& status) { return std::string(status.message()); }
+
+ibv_gid_entry Gid(uint32_t port, uint32_t index, const std::string& address, uint32_t type) {
+  ibv_gid_entry entry{};
+  entry.port_num = port;
+  entry.gid_index = index;
+  entry.gid_type = type;
+  EXPECT_EQ(inet_pton(AF_INET6, address.c_str(), entry.gid.raw), 1);
+  return entry;
+}
+
+TEST(RoceGid, IsTheOneOfTheControlSocketsAddressAndOfVersion2) {
+  const std::vector<std::vector<ibv_gid_entry>> tables = {
+      {Gid(1, 0, "fe80::5", IBV_GID_TYPE_ROCE_V1), Gid(1, 1, "fe80::5", IBV_GID_TYPE_ROCE_V2)},
+      {Gid(1, 0, "fe80::6", IBV_GID_TYPE_ROCE_V1), Gid(1, 1, "fe80::6", IBV_GID_TYPE_ROCE_V2),
+       Gid(1, 2, "::ffff:10.0.0.6", IBV_GID_TYPE_ROCE_V1),
+       Gid(1, 3, "::ffff:10.0.0.6", IBV_GID_TYPE_ROCE_V2),
+       Gid(2, 0, "2001:db8::6", IBV_GID_TYPE_ROCE_V2)},
+      {Gid(1, 0, "fe80::7", IBV_GID_TYPE_IB)}};
+  roce::GidWish wish;
+  wish.local = Gid(0, 0, "::ffff:10.0.0.6", 0).gid;
+  auto choice = roce::PickGid(tables, wish);
+  ASSERT_TRUE(choice.ok()) << choice.status();
+  EXPECT_EQ(choice->device, 1u);
+  EXPECT_EQ(choice->entry.gid_index, 3u);
+  wish.local = Gid(0, 0, "2001:db8::6", 0).gid;
+  choice = roce::PickGid(tables, wish);
+  ASSERT_TRUE(choice.ok()) << choice.status();
+  EXPECT_EQ(choice->entry.port_num, 2u);
+  // An address that no table has; unless the index is told.
+  wish.local = Gid(0, 0, "::ffff:127.0.0.1", 0).gid;
+  EXPECT_EQ(roce::PickGid(tables, wish).status().code(), absl::StatusCode::kNotFound);
+  wish.index = 1;
+  choice = roce::PickGid(tables, wish);
+  ASSERT_TRUE(choice.ok()) << choice.status();
+  EXPECT_EQ(choice->device, 0u);
+  wish.index = 0;
+  EXPECT_THAT(Words(roce::PickGid(tables, wish).status()), HasSubstr("RoCE v1"));
+  wish.index = 9;
+  EXPECT_THAT(Words(roce::PickGid(tables, wish).status()), HasSubstr("no GID of index 9"));
+  // An IPoIB interface's hardware address names the port.
+  wish.index = -1;
+  wish.ipoib = Gid(0, 0, "fe80::7", 0).gid;
+  choice = roce::PickGid(tables, wish);
+  ASSERT_TRUE(choice.ok()) << choice.status();
+  EXPECT_EQ(choice->device, 2u);
+}
+
+TEST(RocePlan, ReceiveQueuesHoldAllThatThePeerMaySendAndClampsAreEven) {
+  auto plan = roce::PlanQueues(8, 16, 2, {.queue_requests = 16384, .completions = 1 << 20});
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(plan->slots, 8u);
+  EXPECT_EQ(plan->grant_room, 16u);
+  EXPECT_GE(plan->depths.receive, 8u + 16u + 2u);
+  EXPECT_EQ(plan->completions, 2 * (plan->depths.send + plan->depths.receive));
+  plan = roce::PlanQueues(1024, 1024, 8, {.queue_requests = 256, .completions = 1000});
+  ASSERT_TRUE(plan.ok());
+  EXPECT_LE(plan->completions, 1000u);
+  EXPECT_GE(plan->slots, 1u);
+  EXPECT_GE(plan->grant_room, 1u);
+  EXPECT_LT(plan->slots, 32u);
+  EXPECT_EQ(roce::PlanQueues(8, 8, 8, {.queue_requests = 4, .completions = 1000}).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
+v1::RoceEndpoint GoodEndpoint() {
+  v1::RoceEndpoint endpoint;
+  endpoint.set_gid(std::string(16, 'g'));
+  endpoint.set_mtu(1024);
+  for (uint32_t i = 0; i < 2; ++i) {
+    endpoint.add_queue_pair(i);
+    endpoint.add_psn(i);
+    endpoint.add_slot_address(4096 * i);
+    endpoint.add_slot_key(1);
+  }
+  endpoint.set_grant_room(2);
+  return endpoint;
+}
+
+TEST(RoceEndpoint, FieldsOutOfRangeAreRefused) {
+  EXPECT_EQ(roce::CheckEndpoint(GoodEndpoint(), false, 2, 8), absl::OkStatus());
+  const auto refused = [](auto change) {
+    v1::RoceEndpoint endpoint = GoodEndpoint();
+    change(endpoint);
+    return roce::CheckEndpoint(endpoint, false, 2, 8).code();
+  };
+  EXPECT_EQ(refused([](auto& e) { e.set_gid("short"); }), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(refused([](auto& e) { e.set_mtu(1500); }), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(refused([](auto& e) { e.set_lid(70000); }), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(refused([](auto& e) { e.set_psn(0, 1 << 24); }), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(refused([](auto& e) { e.add_queue_pair(3); }), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(refused([](auto& e) { e.add_slot_key(3); }), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(refused([](auto& e) { e.clear_slot_address(); }), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(refused([](auto& e) { e.set_grant_room(0); }), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(refused([](auto& e) { e.set_infiniband(true); }),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(roce::CheckEndpoint(GoodEndpoint(), false, 2, 1).code(), absl::StatusCode::kDataLoss);
+}
+
+TEST(RoceEndpoint, BytesOfVersionOneNeverChange) {
+  std::ifstream in(std::string(TRIBUTARY_SOURCE_DIR) + "/tests/golden/link/roce_v1.bin",
+                   std::ios::binary);
+  const std::string golden(std::istreambuf_iterator<char>(in), {});
+  // Three messages behind their prefixes, taken apart here as a socket's reader does.
+  std::vector<std::string> messages;
+  for (size_t at = 0; at < golden.size();) {
+    uint64_t length = 0;
+    std::memcpy(&length, golden.data() + at + 8, sizeof(length));
+    messages.push_back(golden.substr(at + 16, length));
+    at += 16 + length;
+  }
+  ASSERT_EQ(messages.size(), 3u);
+  const auto span = [](const std::string& text) {
+    return ByteSpan(reinterpret_cast<const uint8_t*>(text.data()), text.size());
+  };
+  const auto hello = internal::DecodeHello(span(messages[0]));
+  ASSERT_TRUE(hello.ok()) << hello.status();
+  EXPECT_EQ(hello->transport(), "roce");
+  const auto set_up = roce::DecodeSetUp(span(messages[1]));
+  ASSERT_TRUE(set_up.ok()) << set_up.status();
+  const v1::RoceEndpoint& endpoint = set_up->endpoint();
+  EXPECT_EQ(
+      roce::CheckEndpoint(endpoint, /*infiniband=*/false, /*queue_pairs=*/2, /*peer_slots=*/8),
+      absl::OkStatus());
+  EXPECT_EQ(endpoint.mtu(), 1024u);
+  EXPECT_EQ(endpoint.queue_pair(1), 300u);
+  EXPECT_EQ(endpoint.psn(1), 0xffffffu);
+  EXPECT_EQ(endpoint.slot_address(1), 0x7f0000103000u);
+  EXPECT_EQ(endpoint.slot_key(0), 0xabcu);
+  EXPECT_EQ(endpoint.grant_room(), 8u);
+  const auto connected = roce::DecodeSetUp(span(messages[2]));
+  ASSERT_TRUE(connected.ok()) << connected.status();
+  EXPECT_TRUE(connected->connected());
+  EXPECT_EQ(
+      internal::EncodeHello(*hello) + roce::EncodeSetUp(*set_up) + roce::EncodeSetUp(*connected),
+      golden);
+}
+
+TEST(RoceErrors, KnownStatusesHaveHints) {
+  EXPECT_THAT(std::string(roce::HintFor(IBV_WC_RETRY_EXC_ERR)), HasSubstr("PFC"));
+  EXPECT_THAT(std::string(roce::HintFor(IBV_WC_REM_ACCESS_ERR)), HasSubstr("remote key"));
+  EXPECT_THAT(std::string(roce::HintFor(IBV_WC_RNR_RETRY_EXC_ERR)), HasSubstr("receive request"));
+  EXPECT_THAT(std::string(roce::HintFor(IBV_WC_LOC_PROT_ERR)), HasSubstr("local key"));
+}
+
+}  // namespace
+}  // namespace tributary::transport

@@ -1,0 +1,214 @@
+// What RoCE links promise beyond the conformance suite, over fake verbs: refusals at each step,
+// devices that grant less, chunks in order.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tests/transport/roce_fixture.h"
+#include "transport/roce.h"
+
+namespace tributary::transport {
+namespace {
+
+TEST_F(Roce, EachVerbThatFailsAtTheStartIsAnErrorAndLeavesNothing) {
+  for (const std::string verb :
+       {"GetDeviceList", "OpenDevice", "QueryDevice", "AllocPd", "RegMr"}) {
+    verbs_->FailCall(verb, 1, ENOMEM);
+    const absl::Status status = Open();
+    EXPECT_FALSE(status.ok()) << verb;
+    EXPECT_THAT(Words(status), HasSubstr("Cannot allocate memory")) << verb;
+    EXPECT_EQ(verbs_->live_objects(), 0u) << verb;
+  }
+  EXPECT_EQ(Open(), absl::OkStatus());
+}
+
+TEST_F(Roce, EachVerbThatFailsInASetUpIsAnErrorOnBothSidesAndTheNextLinkWorks) {
+  // With three lanes each side creates three pairs and takes each through three states.
+  const std::vector<std::pair<std::string, int>> steps = {
+      {"QueryGidTable", 1}, {"QueryPort", 1}, {"CreateCompChannel", 1}, {"CreateCq", 1},
+      {"CreateCq", 2},      {"CreateQp", 1},  {"CreateQp", 2},          {"CreateQp", 6},
+      {"ModifyQp", 1},      {"ModifyQp", 7},  {"ModifyQp", 13},         {"ModifyQp", 18},
+      {"PostRecv", 1},      {"PostRecv", 9},  {"PostSend", 1},          {"PostSend", 5}};
+  ASSERT_EQ(Open(), absl::OkStatus());
+  const size_t live = verbs_->live_objects();
+  for (const auto& [verb, nth] : steps) {
+    verbs_->FailCall(verb, nth, ENOMEM);
+    const absl::Status status = Link();
+    EXPECT_FALSE(status.ok()) << verb << " " << nth;
+    client_.reset();
+    server_.reset();
+    listener_.reset();
+    EXPECT_EQ(verbs_->live_objects(), live) << verb << " " << nth;
+  }
+  ASSERT_EQ(Link(), absl::OkStatus());
+  ASSERT_EQ(SendOne(7, 100), absl::OkStatus());
+  ExpectOne(7, 100);
+}
+
+TEST_F(Roce, ReasonOfTheAcceptorReachesTheConnecter) {
+  ASSERT_EQ(Open(), absl::OkStatus());
+  verbs_->port_attributes.state = IBV_PORT_DOWN;
+  const absl::Status status = Link();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_THAT(Words(status), HasSubstr("is down"));
+}
+
+TEST_F(Roce, DeviceThatGrantsLessGivesALinkWithFewerSlots) {
+  verbs_->device_attributes.max_qp_wr = 20;  // slots = 4: 4 × 4 + 4 requests to send
+  verbs_->device_attributes.max_cqe = 100;
+  LinkOptions options = SmallOptions("small");
+  options.slots = 64;
+  ASSERT_EQ(Link(options), absl::OkStatus());
+  std::vector<Chunk> held;
+  while (true) {
+    auto chunk = client_->Borrow(absl::Now() + absl::Milliseconds(20));
+    if (!chunk.ok()) break;
+    held.push_back(std::move(*chunk));
+  }
+  EXPECT_GE(held.size(), 1u);
+  EXPECT_LE(held.size(), 4u);
+  held.clear();
+  for (int i = 0; i < 200; ++i) {
+    ASSERT_EQ(SendOne(static_cast<uint8_t>(i), 500), absl::OkStatus());
+    ExpectOne(static_cast<uint8_t>(i), 500);
+  }
+}
+
+TEST_F(Roce, ArenaBeyondTheDevicesLargestRegistrationIsSplit) {
+  verbs_->device_attributes.max_mr_size = uint64_t{2} << 30;
+  RoceOptions options;
+  options.arena_bytes = size_t{5} << 30;  // pages that nobody touches cost nothing here
+  ASSERT_EQ(Open(options), absl::OkStatus());
+  EXPECT_EQ(verbs_->registrations(), 3u);
+  EXPECT_LE(verbs_->largest_registration(), size_t{2} << 30);
+  ASSERT_EQ(Link(), absl::OkStatus());
+  ASSERT_EQ(SendOne(1, 64 * 1024), absl::OkStatus());
+  ExpectOne(1, 64 * 1024);
+}
+
+TEST_F(Roce, SlotsNeverStraddleRegistrations) {
+  // Three pages each: of a slot of 17 pages nothing fits, of one page three times three.
+  verbs_->device_attributes.max_mr_size = 3 * 4096 + 1000;
+  RoceOptions options;
+  options.arena_bytes = 9 * 4096;
+  ASSERT_EQ(Open(options), absl::OkStatus());
+  EXPECT_EQ(verbs_->registrations(), 3u);
+  const absl::Status refused = Link();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
+  EXPECT_THAT(Words(refused), HasSubstr("raise arena_bytes"));
+  LinkOptions tiny = SmallOptions("tiny");
+  tiny.chunk_bytes = 1000;
+  tiny.slots = 2;  // four pages a side
+  ASSERT_EQ(Link(tiny), absl::OkStatus());
+  ASSERT_EQ(SendOne(9, 1000), absl::OkStatus());
+  ExpectOne(9, 1000);
+}
+
+TEST_F(Roce, CompletionsOfManyQueuePairsOutOfOrderArriveInOrder) {
+  LinkOptions options = SmallOptions("wide");
+  options.lanes = 8;
+  options.slots = 32;
+  ASSERT_EQ(Link(options), absl::OkStatus());
+  verbs_->SplitWrites(true);
+  std::thread sender([&] {
+    for (int i = 0; i < 1000; ++i) {
+      ASSERT_EQ(SendOne(static_cast<uint8_t>(i), 1 + static_cast<size_t>(i) % 3000),
+                absl::OkStatus());
+    }
+  });
+  for (int i = 0; i < 1000; ++i) {
+    ExpectOne(static_cast<uint8_t>(i), 1 + static_cast<size_t>(i) % 3000);
+  }
+  sender.join();
+}
+
+TEST_F(Roce, OnlySomeRequestsAskForCompletions) {
+  LinkOptions options = SmallOptions("many");
+  options.slots = 64;
+  options.lanes = 1;
+  ASSERT_EQ(Link(options), absl::OkStatus());
+  const size_t sent = verbs_->sent();
+  const size_t signalled = verbs_->signalled();
+  for (int i = 0; i < 1000; ++i) {
+    ASSERT_EQ(SendOne(1, 100), absl::OkStatus());
+    ExpectOne(1, 100);
+  }
+  ASSERT_EQ(client_->Close(Soon()), absl::OkStatus());
+  EXPECT_EQ(client_->stats().chunks_sent, 1000u);
+  // One in sixteen for chunks as well as grants, and the flush at the end.
+  EXPECT_GE(verbs_->sent() - sent, 1900u);
+  EXPECT_LE(verbs_->signalled() - signalled, 2100u / 16 + 2);
+}
+
+TEST_F(Roce, AddressWithoutAGidIsRefusedWithWhatThereIs) {
+  verbs_->gids.erase(verbs_->gids.begin() + 1);
+  const absl::Status status = Link();
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound) << status;
+  EXPECT_THAT(Words(status), HasSubstr("127.0.0.1"));
+  EXPECT_THAT(Words(status), HasSubstr("index 0 ::ffff:127.0.0.1 (RoCE v1)"));
+}
+
+TEST_F(Roce, Ipv6IsAsGood) {
+  ASSERT_EQ(Open(), absl::OkStatus());
+  auto listener = fabric_->Listen("[::1]:0", SmallOptions("six"));
+  if (!listener.ok()) GTEST_SKIP() << "no IPv6 on this machine: " << listener.status();
+  auto client = fabric_->Connect((*listener)->address(), SmallOptions("six"));
+  ASSERT_TRUE(client.ok()) << client.status();
+  EXPECT_TRUE((*listener)->Accept(Soon()).ok());
+}
+
+TEST_F(Roce, MissingDevicesAndWrongNamesSayWhatToDo) {
+  RoceOptions named = SmallArena();
+  named.device = "mlx5_7";
+  EXPECT_THAT(Words(Open(named)), HasSubstr("no RDMA device \"mlx5_7\"; there are: fake0"));
+  verbs_->no_device = true;
+  EXPECT_THAT(Words(Open()), HasSubstr("rdma link"));
+}
+
+TEST_F(Roce, OptionsOutOfRangeAreRefusedByName) {
+  RoceOptions bad = SmallArena();
+  bad.path_mtu = 1500;
+  EXPECT_THAT(Words(Open(bad)), HasSubstr("path_mtu is 1500"));
+  bad = SmallArena();
+  bad.hop_limit = 0;
+  EXPECT_THAT(Words(Open(bad)), HasSubstr("hop_limit is 0"));
+}
+
+TEST_F(Roce, CudaMemoryIsRefusedWithItsReason) {
+  RoceOptions cuda = SmallArena();
+  cuda.arena_memory = MemoryKind::kCuda;
+  absl::Status status = Open(cuda);
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(Words(status), HasSubstr("this build has no CUDA"));
+  EXPECT_THAT(Words(status), HasSubstr("does not register memory by dma-buf"));
+  verbs_->dmabuf_errno = EBADF;  // what a kernel says that supports it
+  EXPECT_THAT(Words(Open(cuda)), HasSubstr("can register GPU memory by dma-buf"));
+}
+
+TEST_F(Roce, MemoryThatMayNotBeLockedIsRefusedAtTheStartWithTheNeed) {
+  const roce::MemlockLimits limits{.limit_bytes = 64 * 1024, .exempt = false};
+  const absl::Status status = roce::MakeFabricOver(verbs_, SmallArena(), limits).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  // 64 MiB of arena and 4 MiB for the drivers' queues.
+  EXPECT_THAT(Words(status), HasSubstr("must lock 71303168 bytes"));
+  EXPECT_THAT(Words(status), HasSubstr("may lock 65536"));
+  EXPECT_THAT(Words(status), HasSubstr("ulimit -l 69632"));
+  EXPECT_THAT(Words(status), HasSubstr("LimitMEMLOCK=infinity"));
+  EXPECT_EQ(verbs_->calls("OpenDevice"), 0u);
+  EXPECT_EQ(roce::CheckMemlock(1 << 30, kExempt), absl::OkStatus());
+  EXPECT_EQ(roce::CheckMemlock(65536, limits), absl::OkStatus());
+}
+
+TEST(RoceFabric, WithoutADeviceTheStartIsRefusedAndSaysHowToMendIt) {
+  RoceOptions options;
+  options.device = "no such device";
+  const auto fabric = MakeRoceFabric(options);
+  EXPECT_EQ(fabric.status().code(), absl::StatusCode::kFailedPrecondition) << fabric.status();
+}
+
+}  // namespace
+}  // namespace tributary::transport

@@ -1,0 +1,332 @@
+// What links through shared memory promise beyond the suites of all: memory that cannot be pulled
+// away, nothing left behind, and a peer that writes nonsense breaks its link and nothing else.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "base/checksum.h"
+#include "tests/transport/harness.h"
+#include "tests/transport/peer_process.h"
+#include "transport/internal/hello.h"
+#include "transport/internal/hello_io.h"
+#include "transport/shm.h"
+#include "transport/shm/region.h"
+#include "transport/shm/unix_socket.h"
+
+namespace tributary::transport {
+namespace {
+
+using ::testing::HasSubstr;
+
+absl::Time Soon() { return absl::Now() + absl::Seconds(30); }
+
+std::string ReadAll(const std::string& path) {
+  std::ifstream file(path);
+  return std::string((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+}
+
+std::unique_ptr<Listener> ListenHere(const LinkOptions& options) {
+  auto listener = MakeShmFabric()->Listen("@", options);
+  EXPECT_TRUE(listener.ok()) << listener.status();
+  return std::move(listener).value();
+}
+
+constexpr shm::Shape kShape = {.chunk_bytes = 100'000, .acceptor_slots = 3, .connecter_slots = 5};
+
+TEST(ShmMemory, IsReservedAndCannotBeResized) {
+  auto memory = shm::Region::CreateMemory(kShape);
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  struct stat about {};
+  ASSERT_EQ(fstat(memory->get(), &about), 0);
+  EXPECT_EQ(static_cast<size_t>(about.st_size), kShape.total_bytes());
+  EXPECT_GE(static_cast<size_t>(about.st_blocks) * 512, kShape.total_bytes());  // pages are there
+  EXPECT_NE(ftruncate(memory->get(), 4096), 0);
+  EXPECT_NE(ftruncate(memory->get(), about.st_size + 4096), 0);
+}
+
+TEST(ShmMemory, SlotsAndRingsOfBothDirectionsDoNotOverlap) {
+  auto memory = shm::Region::CreateMemory(kShape);
+  ASSERT_TRUE(memory.ok());
+  auto region = shm::Region::Map(*memory, kShape);
+  ASSERT_TRUE(region.ok()) << region.status();
+  std::vector<std::pair<const uint8_t*, size_t>> parts;
+  for (const shm::Direction* direction : {&region->to_acceptor(), &region->to_connecter()}) {
+    const uint32_t n = direction->slots;
+    const auto add = [&](const void* at, size_t bytes) {
+      parts.emplace_back(static_cast<const uint8_t*>(at), bytes);
+    };
+    add(direction->head, sizeof(*direction->head));
+    add(direction->entries, n * sizeof(shm::Entry));
+    add(direction->freed, n * sizeof(uint32_t));
+    for (uint32_t i = 0; i < n; ++i) add(direction->slot(i), kShape.chunk_bytes);
+  }
+  EXPECT_EQ(parts.size(), 2 * 3 + 3 + 5);
+  std::sort(parts.begin(), parts.end());
+  for (size_t i = 1; i < parts.size(); ++i) {
+    EXPECT_LE(parts[i - 1].first + parts[i - 1].second, parts[i].first);
+  }
+  EXPECT_LE(static_cast<size_t>(parts.back().first + parts.back().second - parts.front().first),
+            kShape.total_bytes());
+}
+
+TEST(ShmMemory, OfAnotherShapeOrWithoutSealsIsRefused) {
+  auto memory = shm::Region::CreateMemory(kShape);
+  ASSERT_TRUE(memory.ok());
+  shm::Shape other = kShape;
+  other.acceptor_slots = 4;
+  EXPECT_EQ(shm::Region::Map(*memory, other).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  internal::Fd unsealed(memfd_create("test", MFD_CLOEXEC));
+  ASSERT_EQ(ftruncate(unsealed.get(), static_cast<off_t>(kShape.total_bytes())), 0);
+  EXPECT_THAT(std::string(shm::Region::Map(unsealed, kShape).status().message()),
+              HasSubstr("not sealed"));
+}
+
+TEST(ShmAddress, IsAnAbstractNameOrMadeUp) {
+  EXPECT_EQ(*shm::CheckName("@tributary-rack0"), "@tributary-rack0");
+  EXPECT_NE(*shm::CheckName("@"), *shm::CheckName("@"));
+  for (const std::string& bad :
+       {std::string("rack0"), std::string("/tmp/x"), std::string("10.0.0.1:7"),
+        "@" + std::string(200, 'x'), std::string("@a\0b", 4)}) {
+    EXPECT_EQ(shm::CheckName(bad).status().code(), absl::StatusCode::kInvalidArgument) << bad;
+  }
+  auto listener = ListenHere(SmallOptions("first"));
+  EXPECT_THAT(
+      std::string(
+          MakeShmFabric()->Listen(listener->address(), SmallOptions("second")).status().message()),
+      HasSubstr(listener->address()));
+}
+
+TEST(ShmLink, NothingIsLeftWhenThePeerIsKilled) {
+  std::string name;
+  {
+    auto listener = ListenHere(SmallOptions("server"));
+    name = listener->address().substr(1);
+    EXPECT_THAT(ReadAll("/proc/net/unix"), HasSubstr(name));
+    PeerProcess peer("shm", listener->address(), 1000);
+    auto link = listener->Accept(Soon());
+    ASSERT_TRUE(link.ok()) << link.status();
+    ASSERT_TRUE((*link)->Receive(Soon()).ok());
+    EXPECT_THAT(ReadAll("/proc/self/maps"), HasSubstr("memfd:tributary-link"));
+    peer.Signal(SIGKILL);
+    absl::Status status;
+    while (status.ok()) status = (*link)->Receive(Soon()).status();
+  }
+  EXPECT_THAT(ReadAll("/proc/net/unix"), ::testing::Not(HasSubstr(name)));
+  EXPECT_THAT(ReadAll("/proc/self/maps"), ::testing::Not(HasSubstr("memfd:tributary-link")));
+  for (const auto& fd : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    EXPECT_THAT(std::filesystem::read_symlink(fd.path(), gone).string(),
+                ::testing::Not(HasSubstr("tributary-link")));
+  }
+}
+
+// The listening side is the one that is killed: a process of its own, which tells its address.
+TEST(ShmLink, NothingIsLeftWhenTheListenerIsKilled) {
+  int told[2];
+  ASSERT_EQ(pipe2(told, O_CLOEXEC), 0);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    auto listener = MakeShmFabric()->Listen("@", SmallOptions("server"));
+    if (!listener.ok()) _exit(1);
+    const std::string address = (*listener)->address();
+    if (write(told[1], address.data(), address.size()) < 0) _exit(1);
+    close(told[1]);
+    auto link = (*listener)->Accept(absl::InfiniteFuture());
+    pause();
+    _exit(0);
+  }
+  close(told[1]);
+  char buffer[256];
+  const ssize_t n = read(told[0], buffer, sizeof(buffer));
+  close(told[0]);
+  ASSERT_GT(n, 0);
+  const std::string address(buffer, static_cast<size_t>(n));
+  auto link = MakeShmFabric()->Connect(address, SmallOptions("client"));
+  ASSERT_TRUE(link.ok()) << link.status();
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+  EXPECT_EQ((*link)->Receive(Soon()).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(ReadAll("/proc/net/unix"), ::testing::Not(HasSubstr(address.substr(1))));
+}
+
+TEST(ShmLink, AnotherUsersProcessIsRefused) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+  auto listener = ListenHere(SmallOptions("server"));
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    if (setuid(65534) != 0) _exit(2);
+    const auto link = MakeShmFabric()->Connect(listener->address(), SmallOptions("other"));
+    _exit(absl::IsPermissionDenied(link.status()) ? 0 : 1);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+// A peer made by hand, which can write whatever it likes.
+class HandMadePeer {
+ public:
+  explicit HandMadePeer(Listener& listener) {
+    const auto deadline = internal::Deadline::After(absl::Seconds(20));
+    const LinkOptions options = SmallOptions("evil");
+    auto fd = shm::ConnectTo(listener.address(), deadline);
+    EXPECT_TRUE(fd.ok()) << fd.status();
+    control_ = std::move(*fd);
+    const v1::LinkHello ours =
+        internal::ControlHello(options, internal::RandomLinkId(), internal::RandomEpoch());
+    const auto reply = internal::ExchangeHello(control_.get(), ours, deadline);
+    EXPECT_TRUE(reply.ok()) << reply.status();
+    auto memory = shm::ReceiveDescriptor(control_.get(), deadline);
+    EXPECT_TRUE(memory.ok()) << memory.status();
+    auto region = shm::Region::Map(*memory, {.chunk_bytes = options.chunk_bytes,
+                                             .acceptor_slots = reply->hello().slots(),
+                                             .connecter_slots = options.slots});
+    EXPECT_TRUE(region.ok()) << region.status();
+    region_ = std::move(*region);
+    auto link = listener.Accept(Soon());
+    EXPECT_TRUE(link.ok()) << link.status();
+    link_ = std::move(*link);
+  }
+  const shm::Direction& out() const { return region_.to_acceptor(); }
+  const shm::Direction& in() const { return region_.to_connecter(); }
+  // Publishes entry `at` with these fields.
+  void Publish(uint64_t at, uint32_t slot, const internal::ChunkHeader& header) const {
+    shm::Entry& entry = out().entries[at % out().slots];
+    entry.slot = slot;
+    entry.header = internal::EncodeChunkHeader(header);
+    entry.published.store(at + 1, std::memory_order_release);
+    out().head->arrived.Ring();
+  }
+  Link& link() const { return *link_; }  // the honest side
+
+ private:
+  internal::Fd control_;
+  shm::Region region_;
+  std::unique_ptr<Link> link_;
+};
+
+internal::ChunkHeader HeaderOf(uint64_t sequence, uint32_t bytes, uint32_t crc) {
+  return {.payload_bytes = bytes, .sequence = sequence, .tag = {}, .payload_crc32c = crc};
+}
+
+TEST(ShmPeer, HandMadeChunkIsTakenWhereItIsRight) {
+  auto listener = ListenHere(SmallOptions("server"));
+  HandMadePeer peer(*listener);
+  std::memcpy(peer.out().slot(2), "123456789", 9);
+  // The check value of CRC-32C for these nine bytes (RFC 3720's polynomial).
+  peer.Publish(0, 2, HeaderOf(0, 9, 0xe3069283));
+  auto chunk = peer.link().Receive(Soon());
+  ASSERT_TRUE(chunk.ok()) << chunk.status();
+  EXPECT_EQ(std::string(reinterpret_cast<const char*>(chunk->data()), chunk->size()), "123456789");
+  EXPECT_EQ(chunk->memory_kind(), MemoryKind::kShared);
+}
+
+struct Nonsense {
+  std::string name;
+  std::function<void(const HandMadePeer&)> act;
+  absl::StatusCode code;
+  std::string words;
+};
+
+class ShmNonsense : public ::testing::TestWithParam<Nonsense> {};
+
+TEST_P(ShmNonsense, BreaksItsLinkAndNothingElse) {
+  auto listener = ListenHere(SmallOptions("server"));
+  HandMadePeer peer(*listener);
+  GetParam().act(peer);
+  absl::Status status;
+  while (status.ok()) {
+    // Both ways look: the one that finds the nonsense fails the link for both.
+    status = peer.link().Borrow(Soon()).status();
+    if (status.ok()) status = peer.link().Receive(absl::Now() + absl::Milliseconds(20)).status();
+    if (absl::IsDeadlineExceeded(status)) status = absl::OkStatus();
+  }
+  EXPECT_EQ(status.code(), GetParam().code) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(GetParam().words));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("peer \"evil\""));
+  // The listener goes on.
+  auto client = MakeShmFabric()->Connect(listener->address(), SmallOptions("good"));
+  EXPECT_TRUE(client.ok()) << client.status();
+}
+
+const Nonsense kNonsense[] = {
+    {"SlotOutOfRange", [](const HandMadePeer& p) { p.Publish(0, 4, HeaderOf(0, 0, 0)); },
+     absl::StatusCode::kDataLoss, "in slot 4"},
+    {"HugeSlotNumber", [](const HandMadePeer& p) { p.Publish(0, ~0U, HeaderOf(0, 0, 0)); },
+     absl::StatusCode::kDataLoss, "breaks the link protocol"},
+    {"LongerThanItsSlot",
+     [](const HandMadePeer& p) { p.Publish(0, 0, HeaderOf(0, 64 * 1024 + 1, 0)); },
+     absl::StatusCode::kDataLoss, "65537"},
+    {"AnotherSequence", [](const HandMadePeer& p) { p.Publish(0, 0, HeaderOf(7, 0, 0)); },
+     absl::StatusCode::kDataLoss, "chunk 7"},
+    {"SameSlotTwice",
+     [](const HandMadePeer& p) {
+       p.Publish(0, 1, HeaderOf(0, 0, 0));
+       p.Publish(1, 1, HeaderOf(1, 0, 0));
+       EXPECT_EQ(p.link().status(), absl::OkStatus());
+       auto held = std::make_shared<absl::StatusOr<Chunk>>(p.link().Receive(Soon()));
+       EXPECT_TRUE(held->ok());
+       // Taken in while the first is still held.
+       EXPECT_FALSE(p.link().Receive(Soon()).ok());
+     },
+     absl::StatusCode::kFailedPrecondition, "slot"},
+    {"DamagedHeader",
+     [](const HandMadePeer& p) {
+       p.out().entries[0].header = {};
+       p.out().entries[0].published.store(1);
+     },
+     absl::StatusCode::kDataLoss, "header"},
+    {"DamagedPayload", [](const HandMadePeer& p) { p.Publish(0, 0, HeaderOf(0, 9, 0xe3069283)); },
+     absl::StatusCode::kDataLoss, "CRC32C"},
+    {"GivesBackWhatItNeverHad",
+     [](const HandMadePeer& p) {
+       p.in().freed[0].store(0);
+       p.in().head->returned.store(1);
+     },
+     absl::StatusCode::kFailedPrecondition, "does not hold"},
+    {"GivesBackForEver",
+     [](const HandMadePeer& p) {
+       p.in().freed[0].store(~0U);
+       p.in().head->returned.store(~uint64_t{0});
+     },
+     absl::StatusCode::kFailedPrecondition, "does not hold"},
+};
+
+INSTANTIATE_TEST_SUITE_P(All, ShmNonsense, ::testing::ValuesIn(kNonsense),
+                         [](const auto& info) { return info.param.name; });
+
+// A wait ends by the bell whether it spins or sleeps, and by its deadline.
+TEST(ShmBell, WakesSleepersOfAnyThreadAndKeepsDeadlines) {
+  shm::Bell bell{};
+  shm::Spinner spinner;
+  const uint32_t before = bell.Count();
+  EXPECT_FALSE(spinner.Wait(bell, before));
+  bell.Sleep(before, internal::Deadline::After(absl::Milliseconds(20)));  // returns
+  std::thread sleeper([&] {
+    while (bell.Count() == before) bell.Sleep(before, internal::Deadline::Infinite());
+  });
+  while (bell.sleepers.load() == 0) std::this_thread::yield();
+  bell.Ring();
+  sleeper.join();
+  EXPECT_TRUE(spinner.Wait(bell, before));
+  bell.Sleep(before, internal::Deadline::Infinite());  // rung since: does not sleep
+}
+
+}  // namespace
+}  // namespace tributary::transport

@@ -1,0 +1,53 @@
+// Links over RDMA: RoCE v2 (IPv4 and IPv6) and InfiniBand by the same code.
+//
+// A link is a control socket (TCP, as tcp's) and 1..8 reliable-connection queue pairs. Chunks are
+// written straight into slots that the receiver has granted (RDMA WRITE WITH IMMEDIATE); nothing is
+// published before its completion. Addresses are those of an IP interface of the RDMA device:
+// "host:port". The device and the GID follow from the route that the control socket took.
+// transport/README.md describes states, threads and frames.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "transport/link.h"
+
+namespace tributary::transport {
+
+struct RoceOptions {
+  // The RDMA device, as `ibv_devices` lists it ("mlx5_0"). Empty: by the control socket's address.
+  std::string device;
+  uint32_t port = 0;   // of the device, from 1; 0: by the address
+  int gid_index = -1;  // in the port's GID table; -1: by the address
+  // Upper limit of the path MTU in bytes, 256, 512, 1024, 2048 or 4096; 0: what both ports have.
+  uint32_t path_mtu = 0;
+  uint32_t traffic_class = 0;  // 0..255: DSCP << 2 | ECN, as the fabric's PFC and ECN are set up
+  uint32_t hop_limit = 64;     // 1..255
+  uint32_t service_level = 0;  // 0..15: InfiniBand only
+  // Memory that each device's arena registers (and so pins) at the start; a link takes 2 × slots ×
+  // (chunk_bytes + 64, in whole pages) of it. The default serves 15 links of default LinkOptions.
+  size_t arena_bytes = size_t{256} << 20;
+  // Where the arena lives. kCuda is refused with its reason where it cannot be had.
+  MemoryKind arena_memory = MemoryKind::kHost;
+  // How long an acknowledgement may take before a packet is sent again, rounded up to 4.096 µs ×
+  // 2^n; and how often it is sent again before the link fails. Their product is how long a cut
+  // network is survived: 4 s by default, just below the heartbeat's limit.
+  absl::Duration ack_timeout = absl::Milliseconds(500);
+  uint32_t retries = 7;  // 1..7
+  // How long the link's thread spins for the next completion before it sleeps. 50 µs is about what
+  // an event costs, so that waiting longer cannot pay.
+  absl::Duration spin = absl::Microseconds(50);
+};
+
+// Opens the named device, or all there are if none is named, and registers their arenas.
+// Never falls back to another transport. FAILED_PRECONDITION where RDMA cannot run here: no
+// library, no device, memory that may not be locked, GPU memory without CUDA; the message says how
+// to mend it. INVALID_ARGUMENT for an option out of range. Of LinkOptions, `lanes` is the number of
+// queue pairs (at most 8). Its listeners and links live on without it. Thread-safe.
+absl::StatusOr<std::unique_ptr<Fabric>> MakeRoceFabric(const RoceOptions& options);
+
+}  // namespace tributary::transport

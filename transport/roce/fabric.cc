@@ -1,0 +1,74 @@
+// The RoCE fabric: listening, and the connecting side.
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "base/status.h"
+#include "transport/internal/hello.h"
+#include "transport/roce.h"
+#include "transport/roce/core.h"
+#include "transport/roce/listener.h"
+#include "transport/roce/node.h"
+#include "transport/roce/set_up.h"
+#include "transport/tcp/greeting.h"
+
+namespace tributary::transport {
+namespace roce {
+namespace {
+
+using internal::Deadline;
+
+constexpr uint32_t kMaxQueuePairs = 8;
+
+LinkOptions Clamped(LinkOptions options) {
+  options.lanes = std::min(options.lanes, kMaxQueuePairs);
+  return options;
+}
+
+class RoceFabric final : public Fabric {
+ public:
+  explicit RoceFabric(std::shared_ptr<RoceNode> node) : node_(std::move(node)) {}
+  std::string_view name() const override { return "roce"; }
+
+  absl::StatusOr<std::unique_ptr<Listener>> Listen(const std::string& address,
+                                                   const LinkOptions& options) override {
+    return RoceListener::Start(node_, address, Clamped(options));
+  }
+
+  absl::StatusOr<std::unique_ptr<Link>> Connect(const std::string& address,
+                                                const LinkOptions& options) override {
+    const LinkOptions wanted = Clamped(options);
+    return tcp::ConnectToAny(
+        address, wanted,
+        [&](const tcp::SocketAddress& candidate,
+            const Deadline& deadline) -> absl::StatusOr<std::unique_ptr<Link>> {
+          ASSIGN_OR_RETURN(internal::ReadySockets sockets,
+                           tcp::Greet(candidate, wanted, "roce", deadline));
+          ASSIGN_OR_RETURN(ReadyWire wire, SetUpWire(*node_, sockets, wanted, deadline));
+          return RoceCore::Start(std::move(wire), std::move(sockets), wanted,
+                                 node_->options().spin);
+        });
+  }
+
+ private:
+  const std::shared_ptr<RoceNode> node_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Fabric>> MakeFabricOver(std::shared_ptr<VerbsApi> api,
+                                                       const RoceOptions& options,
+                                                       const MemlockLimits& limits) {
+  ASSIGN_OR_RETURN(std::shared_ptr<RoceNode> node, RoceNode::Open(std::move(api), options, limits));
+  return std::make_unique<RoceFabric>(std::move(node));
+}
+
+}  // namespace roce
+
+absl::StatusOr<std::unique_ptr<Fabric>> MakeRoceFabric(const RoceOptions& options) {
+  RETURN_IF_ERROR(roce::CheckRoceOptions(options));
+  ASSIGN_OR_RETURN(std::shared_ptr<roce::VerbsApi> api, roce::LoadVerbs());
+  return roce::MakeFabricOver(std::move(api), options, roce::ReadMemlockLimits());
+}
+
+}  // namespace tributary::transport

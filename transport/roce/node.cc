@@ -1,0 +1,121 @@
+// Opens devices, and finds the one for a link.
+#include "transport/roce/node.h"
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "transport/roce/queue_pair.h"
+#include "transport/tcp/socket.h"
+
+namespace tributary::transport::roce {
+namespace {
+
+// The list of devices, freed at its end.
+class DeviceList {
+ public:
+  explicit DeviceList(VerbsApi& api) : api_(api) {
+    errno = 0;
+    list_ = api.GetDeviceList(&count_);
+    error_ = errno;
+  }
+  ~DeviceList() {
+    if (list_ != nullptr) api_.FreeDeviceList(list_);
+  }
+  DeviceList(const DeviceList&) = delete;
+  DeviceList& operator=(const DeviceList&) = delete;
+
+  absl::StatusOr<std::vector<ibv_device*>> Choose(const std::string& name) const {
+    std::vector<ibv_device*> chosen;
+    std::string names;
+    for (int i = 0; list_ != nullptr && i < count_; ++i) {
+      const char* one = api_.GetDeviceName(list_[i]);
+      absl::StrAppend(&names, names.empty() ? "" : ", ", one);
+      if (name.empty() || name == one) chosen.push_back(list_[i]);
+    }
+    if (!chosen.empty()) return chosen;
+    if (!names.empty()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("there is no RDMA device \"", name, "\"; there are: ", names));
+    }
+    return absl::FailedPreconditionError(
+        absl::StrCat("there is no RDMA device on this machine",
+                     list_ == nullptr ? absl::StrCat(" (", std::strerror(error_), ")") : "",
+                     "; load its driver (`rdma link` lists devices), pass /dev/infiniband into the "
+                     "container, add "
+                     "a software device (`rdma link add rxe0 type rxe netdev eth0`), or set "
+                     "transport = \"tcp\""));
+  }
+
+ private:
+  VerbsApi& api_;
+  int count_ = 0;
+  int error_ = 0;
+  ibv_device** list_ = nullptr;
+};
+
+template <typename T>
+absl::Status InRange(absl::string_view field, T value, T least, T most) {
+  if (value >= least && value <= most) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("RoCE ", field, " is ", value, "; it must be ", least, " to ", most));
+}
+
+}  // namespace
+
+absl::Status CheckRoceOptions(const RoceOptions& options) {
+  RETURN_IF_ERROR(InRange<uint32_t>("port", options.port, 0, 255));
+  RETURN_IF_ERROR(InRange<int>("gid_index", options.gid_index, -1, 255));
+  RETURN_IF_ERROR(InRange<uint32_t>("traffic_class", options.traffic_class, 0, 255));
+  RETURN_IF_ERROR(InRange<uint32_t>("hop_limit", options.hop_limit, 1, 255));
+  RETURN_IF_ERROR(InRange<uint32_t>("service_level", options.service_level, 0, 15));
+  RETURN_IF_ERROR(InRange<uint32_t>("retries", options.retries, 1, 7));
+  RETURN_IF_ERROR(InRange<int64_t>("ack_timeout in µs",
+                                   absl::ToInt64Microseconds(options.ack_timeout), 1, 60'000'000));
+  RETURN_IF_ERROR(
+      InRange<int64_t>("spin in µs", absl::ToInt64Microseconds(options.spin), 0, 10'000));
+  if (options.path_mtu != 0 && !IsMtu(options.path_mtu)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("RoCE path_mtu is ", options.path_mtu,
+                     "; it must be 0 (automatic), 256, 512, 1024, 2048 or 4096"));
+  }
+  return InRange<size_t>("arena_bytes", options.arena_bytes, RegisteredArena::kPage,
+                         size_t{1} << 46);
+}
+
+absl::StatusOr<std::shared_ptr<RoceNode>> RoceNode::Open(std::shared_ptr<VerbsApi> api,
+                                                         const RoceOptions& options,
+                                                         const MemlockLimits& limits) {
+  RETURN_IF_ERROR(CheckRoceOptions(options));
+  // Before anything is opened, and said even where no device is: with one the start would fail too.
+  RETURN_IF_ERROR(CheckMemlock(MemlockNeed(options.arena_bytes, 1), limits));
+  const DeviceList list(*api);
+  ASSIGN_OR_RETURN(const std::vector<ibv_device*> chosen, list.Choose(options.device));
+  RETURN_IF_ERROR(CheckMemlock(MemlockNeed(options.arena_bytes, chosen.size()), limits));
+  std::shared_ptr<RoceNode> node(new RoceNode(options));
+  for (ibv_device* device : chosen) {
+    ASSIGN_OR_RETURN(std::shared_ptr<RoceDevice> opened, RoceDevice::Open(api, device, options));
+    node->devices_.push_back(std::move(opened));
+  }
+  return node;
+}
+
+absl::StatusOr<RoceNode::Place> RoceNode::PlaceFor(int fd) const {
+  const tcp::SocketAddress local = tcp::LocalAddress(fd);
+  const GidWish wish{.local = GidOf(local.storage),
+                     .ipoib = IpoibGidOf(local.storage),
+                     .port = options_.port,
+                     .index = options_.gid_index,
+                     .address = tcp::ToText(local)};
+  std::vector<std::vector<ibv_gid_entry>> tables;
+  for (const auto& device : devices_) {
+    ASSIGN_OR_RETURN(std::vector<ibv_gid_entry> table, device->Gids());
+    tables.push_back(std::move(table));
+  }
+  ASSIGN_OR_RETURN(const GidChoice choice, PickGid(tables, wish));
+  return Place{.device = devices_[choice.device], .gid = choice.entry};
+}
+
+}  // namespace tributary::transport::roce

@@ -1,0 +1,26 @@
+// Sets up the verbs half of a link over its control socket: endpoints, connection, probe.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "transport/internal/acceptor.h"
+#include "transport/internal/deadline.h"
+#include "transport/roce/node.h"
+#include "transport/roce/wire.h"
+
+namespace tributary::transport::roce {
+
+struct ReadyWire {
+  std::unique_ptr<Wire> wire;
+  // What came behind the peer's probes while ours were still under way: chunks, perhaps.
+  std::vector<ibv_wc> early;
+};
+
+// The same on both sides; blocks until `deadline` at most, or until the control socket is shut
+// down. A failure here is told to the peer in words.
+absl::StatusOr<ReadyWire> SetUpWire(const RoceNode& node, const internal::ReadySockets& sockets,
+                                    const LinkOptions& options, const internal::Deadline& deadline);
+
+}  // namespace tributary::transport::roce

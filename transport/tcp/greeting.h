@@ -1,0 +1,36 @@
+// Control sockets over TCP, for tcp's own links and for backends that add another data path.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "transport/internal/acceptor.h"
+#include "transport/internal/deadline.h"
+#include "transport/link.h"
+#include "transport/tcp/socket.h"
+
+namespace tributary::transport::tcp {
+
+// Listens on the first address that `address` resolves to and can be listened on.
+absl::StatusOr<std::unique_ptr<Listener>> ListenForLinks(const std::string& address,
+                                                         const LinkOptions& options,
+                                                         internal::AcceptorHooks hooks);
+
+// A control socket that both sides have said hello on; `transport` as in AcceptorHooks. No lanes
+// yet.
+absl::StatusOr<internal::ReadySockets> Greet(const SocketAddress& address,
+                                             const LinkOptions& options,
+                                             absl::string_view transport,
+                                             const internal::Deadline& deadline);
+
+// Tries `set_up` with each address that `address` resolves to, within connect_timeout in all.
+using SetUpLink = std::function<absl::StatusOr<std::unique_ptr<Link>>(const SocketAddress&,
+                                                                      const internal::Deadline&)>;
+absl::StatusOr<std::unique_ptr<Link>> ConnectToAny(const std::string& address,
+                                                   const LinkOptions& options,
+                                                   const SetUpLink& set_up);
+
+}  // namespace tributary::transport::tcp
