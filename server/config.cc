@@ -208,12 +208,19 @@ void ReadStraggler(TomlReader& toml, const Config& config, StragglerConfig* s) {
                "[aggregation] fractional_weights = true");
 }
 
-void ReadTraining(TomlReader& toml, TrainingConfig* t) {
+void ReadTraining(TomlReader& toml, const StragglerConfig& straggler, TrainingConfig* t) {
   for (auto& [name, value] : t->values) {
     if (!toml.Read("training", name, &value)) continue;
     const absl::Status status = aggregation::CheckHyperparameter(name, value);
     toml.Require(status.ok(), "training", name, absl::StrCat("[training] ", status.message()));
   }
+  const bool nova = t->values["fednova"] > 0;
+  toml.Require(!nova || t->values["mu"] == 0, "training", "fednova",
+               "[training] fednova = 1 and mu above 0 exclude each other: set one of them to 0");
+  toml.Require(
+      !nova || straggler.late != "carry", "training", "fednova",
+      "[training] fednova = 1 weighs steps by examples, [straggler] late = \"carry\" weighs "
+      "late ones less: set fednova = 0, or late = \"drop\"");
 }
 
 void ReadRoundSections(TomlReader& toml, Config* c) {
@@ -258,7 +265,7 @@ absl::StatusOr<Config> Interpret(TomlReader toml) {
     ReadRun(toml, &*config.run);
     ReadAggregation(toml, &config.aggregation);
     ReadRoundSections(toml, &config);
-    ReadTraining(toml, &config.training);
+    ReadTraining(toml, config.straggler, &config.training);
     CheckRunTogether(toml, config);
   } else {
     for (const std::string& section : kRunSections) {

@@ -133,6 +133,7 @@ TEST_F(StragglersTest, RefusesConfigsThatContradictThemselves) {
   EXPECT_THAT(error("count = 1", ""), HasSubstr("minimum = 2 passes count = 1"));
   EXPECT_THAT(error("count = 5\nfraction = 0.5", ""), HasSubstr("exclude each other"));
   EXPECT_THAT(error("over_selection = 2", ""), HasSubstr("without count"));
+  EXPECT_THAT(error("", "[training]\nfednova = 1\nmu = 0.1"), HasSubstr("exclude each other"));
   EXPECT_THAT(error("", "deadline = \"adaptiv\""), HasSubstr("did you mean \"adaptive\"?"));
 }
 
