@@ -144,6 +144,7 @@ std::vector<PaceChange> PaceTracker::EndRound() {
   for (auto& [id, member] : members_) {
     if (!member.observed) continue;
     member.observed = false;
+    member.last_seen = round_;
     const double now = Now(member.values[static_cast<int>(PaceMetric::kRound)]);
     const double past = Past(member, PaceMetric::kRound);
     if (!Judge(member, now, peers)) continue;
@@ -152,7 +153,18 @@ std::vector<PaceChange> PaceTracker::EndRound() {
   }
   std::sort(changes.begin(), changes.end(),
             [](const PaceChange& a, const PaceChange& b) { return a.id < b.id; });
+  ForgetTheLongUnseen();
+  ++round_;
   return changes;
+}
+
+// Ids come and go; those that are gone must not fill the memory. Looked for now and then, since it
+// walks them all.
+void PaceTracker::ForgetTheLongUnseen() {
+  if (options_.forget_rounds == 0 || round_ % options_.forget_rounds != 0) return;
+  absl::erase_if(members_, [this](const auto& entry) {
+    return round_ - entry.second.last_seen >= options_.forget_rounds;
+  });
 }
 
 }  // namespace tributary::aggregation

@@ -28,6 +28,7 @@ struct PaceOptions {
   double leave_peers = 1.8;    // and at most this times the peers'; between the two nothing changes
   uint32_t enter_rounds = 2;   // slow in so many rounds in a row: degraded
   uint32_t leave_rounds = 3;   // healthy in so many rounds in a row: restored
+  uint32_t forget_rounds = 256;       // a member that was not observed for so many is forgotten
   double degraded_preference = 0.25;  // its chances in CohortKey's race
 };
 
@@ -72,6 +73,7 @@ class PaceTracker {
     bool missed = false;    // its deadline, in this round
     bool degraded = false;
     double past = 0;  // its own median when it was degraded: its slow rounds must not become normal
+    uint64_t last_seen = 0;  // round
     uint32_t slow_rounds = 0;
     uint32_t healthy_rounds = 0;
   };
@@ -80,8 +82,10 @@ class PaceTracker {
   double Past(const Member& member, PaceMetric metric) const;  // 0: not known
   std::string Why(const Member& member, double now, double past, double peers) const;
   bool Judge(Member& member, double now, double peers);
+  void ForgetTheLongUnseen();
 
   PaceOptions options_;
+  uint64_t round_ = 0;
   absl::flat_hash_map<std::string, Member> members_;
 };
 

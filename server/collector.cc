@@ -254,6 +254,8 @@ void Collector::StopAll(v1::Stop::Kind kind, const std::string& reason, uint64_t
   for (auto& [ticket, entry] : tickets_) {
     if (entry.upload != nullptr) entry.upload->Reply(answer);
   }
+  for (const auto& upload : held_) upload->Reply(answer);
+  held_.clear();
 }
 
 // ---- The round

@@ -145,6 +145,17 @@ TEST_F(Pace, TellsQuantilesOfTheValuesRemembered) {
   EXPECT_EQ(tracker.Quantile("y", PaceMetric::kUpload, 0.5), std::nullopt);
 }
 
+TEST_F(Pace, ForgetsWhoWasNotSeenForLong) {
+  PaceTracker tracker(PaceOptions{.forget_rounds = 4});
+  tracker.Observe("gone", PaceMetric::kRound, 1);
+  for (int round = 0; round < 9; ++round) {
+    tracker.Observe("here", PaceMetric::kRound, 1);
+    tracker.EndRound();
+  }
+  EXPECT_EQ(tracker.members(), 1u);
+  EXPECT_NE(tracker.Quantile("here", PaceMetric::kRound, 0.5), std::nullopt);
+}
+
 TEST_F(Pace, IgnoresWhatIsNoMeasurementAndForgetsWhenTold) {
   tracker_.Observe("x", PaceMetric::kRound, std::nan(""));
   tracker_.Observe("x", PaceMetric::kRound, -1);
