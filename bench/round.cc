@@ -16,6 +16,7 @@
 #include "base/status.h"
 #include "bench/commands.h"
 #include "bench/figures.h"
+#include "bench/simulated.h"
 #include "models/builtin.h"
 
 namespace tributary::bench {
@@ -380,9 +381,10 @@ absl::StatusOr<std::vector<Figure>> Sessions(const RoundOptions& o) {
 int Round(const RoundOptions& options) {
   std::error_code error;
   std::filesystem::create_directories(options.out, error);
-  const auto figures = options.scenario == "overhead"   ? Overhead(options)
-                       : options.scenario == "sessions" ? Sessions(options)
-                                                        : Ingest(options);
+  const auto figures = options.scenario == "overhead"    ? Overhead(options)
+                       : options.scenario == "sessions"  ? Sessions(options)
+                       : options.scenario == "simulated" ? SimulatedAgainstReal(options.out)
+                                                         : Ingest(options);
   absl::Status status = figures.status();
   if (figures.ok()) {
     Print(*figures);

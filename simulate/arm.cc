@@ -38,15 +38,10 @@ Arm::Arm(const Config& config, const Policy& policy, const std::string& transpor
     : config_(config),
       policy_(policy),
       core_(NetworkOptions(config, transport)),
-      population_(config.clients, config.seed,
-                  static_cast<uint64_t>(static_cast<double>(config.parameters) *
-                                        config.update_bytes_per_parameter),
-                  config.parameters * 4),
-      update_bytes_(static_cast<uint64_t>(static_cast<double>(config.parameters) *
-                                          config.update_bytes_per_parameter)),
-      partial_bytes_(static_cast<uint64_t>(static_cast<double>(config.parameters) *
-                                           config.partial_bytes_per_parameter)),
-      model_bytes_(config.parameters * 4) {
+      population_(config.clients, config.seed, UpdateBytes(config), ModelBytes(config)),
+      update_bytes_(UpdateBytes(config)),
+      partial_bytes_(PartialBytes(config)),
+      model_bytes_(ModelBytes(config)) {
   result_.policy = policy.name;
   result_.transport = transport;
   BuildRacks();

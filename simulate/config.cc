@@ -107,6 +107,16 @@ absl::StatusOr<Config> Interpret(TomlReader toml) {
 
 }  // namespace
 
+uint64_t UpdateBytes(const Config& config) {
+  return static_cast<uint64_t>(static_cast<double>(config.parameters) *
+                               config.update_bytes_per_parameter);
+}
+uint64_t PartialBytes(const Config& config) {
+  return static_cast<uint64_t>(static_cast<double>(config.parameters) *
+                               config.partial_bytes_per_parameter);
+}
+uint64_t ModelBytes(const Config& config) { return config.parameters * 4; }
+
 std::vector<Policy> KnownPolicies() {
   return {{.name = "wait"},
           {.name = "adaptive", .adaptive = true},

@@ -76,6 +76,10 @@ struct Config {  // [simulate]
   double over_selection = 1.3;
 };
 
+uint64_t UpdateBytes(const Config& config);   // of one client
+uint64_t PartialBytes(const Config& config);  // of one rack
+uint64_t ModelBytes(const Config& config);
+
 // "wait": all, or the fixed deadline. "adaptive": the default of an aggregator. "counted":
 // adaptive, a fixed count over-selected. "carry": adaptive, late updates carried.
 std::vector<Policy> KnownPolicies();

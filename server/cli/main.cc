@@ -32,7 +32,7 @@ struct Bench {
     AddTransport(*command, code);
     auto* r = command->add_subcommand("round", "whole rounds by real processes, without training");
     r->add_option("--scenario", round.scenario)
-        ->check(CLI::IsMember({"ingest", "overhead", "sessions"}))
+        ->check(CLI::IsMember({"ingest", "overhead", "sessions", "simulated"}))
         ->capture_default_str();
     r->add_option("--clients", round.clients)->check(CLI::Range(1, 100000))->capture_default_str();
     r->add_option("--model", round.model)->capture_default_str();
@@ -68,6 +68,7 @@ struct Bench {
     c->add_option("--joins-per-s", senders.joins_per_s);
     c->add_option("--model", senders.model);
     c->add_option("--codec", senders.codec);
+    c->add_option("--modelled", senders.modelled);
     c->callback([this, code] { *code = bench::Senders(senders); });
   }
 
