@@ -1,4 +1,6 @@
-// Server optimizers: from a round's exact sum to the next model. FedAvg (McMahan et al., 2017) now.
+// Server optimizers: from a round's exact sum to the next model. FedAvg (McMahan et al., 2017),
+// FedAvgM (Hsu et al., 2019), FedAdagrad, FedAdam and FedYogi (Reddi et al., "Adaptive Federated
+// Optimization", 2021, algorithm 2).
 #pragma once
 
 #include <cstdint>
@@ -7,11 +9,39 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "aggregation/accumulator.h"
+#include "aggregation/schedule.h"
 
 namespace tributary::aggregation {
+
+// With d the mean delta and lr the schedule's rate of the round:
+//   fedavg      x += lr d
+//   fedavgm     m = momentum m + d                                       x += lr m
+//   fedadagrad  m = beta1 m + (1 - beta1) d,  v = v + d^2                x += lr m / (sqrt(v) +
+//   tau) fedadam     m as above,  v = beta2 v + (1 - beta2) d^2               x as above fedyogi m
+//   as above,  v = v - (1 - beta2) d^2 sign(v - d^2)       x as above
+// m starts at 0, v at tau^2; as in the paper nothing corrects m for that.
+struct OptimizerOptions {
+  std::string name = "fedavg";
+  Schedule schedule{};
+  double momentum = 0.9;  // [0, 1): fedavgm
+  double beta1 = 0.9;     // [0, 1): the adaptive three
+  double beta2 = 0.99;    // [0, 1): fedadam, fedyogi
+  double tau = 1e-3;      // > 0: the adaptive three
+  int threads = 1;        // 1..256; the result has the same bits with any number
+};
+
+// What an Apply goes by.
+struct RoundSum {
+  const ExactAccumulator& sum;
+  const Grid& grid;
+  uint64_t weight = 0;  // W
+  uint64_t round = 1;   // from 1: the schedule's time
+  double scale = 1;     // times the mean of floats: FedNova's effective steps
+};
 
 // Not thread-safe.
 class ServerOptimizer {
@@ -20,20 +50,31 @@ class ServerOptimizer {
   virtual std::string_view name() const = 0;
   // next = base moved by the aggregate; both are layout.model_bytes() long, may not overlap. By
   // policy:
-  //   MEAN  floats: base + lr * mean, computed in double and rounded once to the tensor's dtype;
-  //         integers: base + rne(S / W), half to even, with the server learning rate not applied;
+  //   MEAN  floats: base + the optimizer's step of the mean, computed in double and rounded once to
+  //         the tensor's dtype; integers: base + rne(S / W), half to even, without learning rate or
+  //         moments;
   //   SUM   base + S (floats: S * 2^-f);  MAX, FIRST  base + the delta kept;  SKIP  base.
   // Integers that leave their dtype's range: OUT_OF_RANGE naming the tensor, and `next` is to be
-  // dropped.
-  virtual absl::Status Apply(const ExactAccumulator& sum, const Grid& grid, uint64_t weight,
-                             std::span<const uint8_t> base, std::span<uint8_t> next) = 0;
-  // What a checkpoint must keep.
+  // dropped. The moments that go with `next` are only staged: they count from Commit on, and are
+  // forgotten by another Apply, so that a round whose checkpoint fails leaves no trace.
+  virtual absl::Status Apply(const RoundSum& round, std::span<const uint8_t> base,
+                             std::span<uint8_t> next) = 0;
+  virtual void Commit() = 0;
+  // What a checkpoint must keep: the staged moments, where there are some, else the committed.
   virtual std::map<std::string, std::string> State() const = 0;
+  // INVALID_ARGUMENT, and nothing has changed, where the state is another optimizer's, another
+  // model's or damaged.
   virtual absl::Status Restore(const std::map<std::string, std::string>& state) = 0;
+  // Bytes that State() has, about.
+  virtual uint64_t state_bytes() const = 0;
 };
 
-// "fedavg". INVALID_ARGUMENT names what is known. learning_rate: 1 is plain averaging.
-absl::StatusOr<std::unique_ptr<ServerOptimizer>> MakeServerOptimizer(std::string_view name,
-                                                                     double learning_rate);
+// "fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi".
+std::vector<std::string> ServerOptimizerNames();
+
+// For models of this layout. INVALID_ARGUMENT names the option that cannot be, or what names are
+// known.
+absl::StatusOr<std::unique_ptr<ServerOptimizer>> MakeServerOptimizer(
+    const OptimizerOptions& options, std::shared_ptr<const ModelLayout> layout);
 
 }  // namespace tributary::aggregation

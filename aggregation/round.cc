@@ -4,43 +4,16 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
-#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
-#include "base/philox.h"
+#include "aggregation/internal/round_answers.h"
 
 namespace tributary::aggregation {
 
-namespace {
-
-// Reasons come from children too: a faulty one must not fill the memory with inventions. Twice the
-// words there are, and some.
-constexpr size_t kMaxReasons = 64;
-
-// Counts come from children too: they stop at the top and do not wrap.
-uint64_t AddSaturating(uint64_t a, uint64_t b) {
-  return b > std::numeric_limits<uint64_t>::max() - a ? std::numeric_limits<uint64_t>::max()
-                                                      : a + b;
-}
-
-bool IsAnswered(Answer answer) {
-  return answer == Answer::kAccepted || answer == Answer::kRejected || answer == Answer::kDeclined;
-}
-
-bool IsIn(Answer answer) { return answer == Answer::kFolding || answer == Answer::kAccepted; }
-
-bool IsPending(Answer answer) { return answer == Answer::kAwaited || answer == Answer::kUploading; }
-
-}  // namespace
-
-bool InCohort(uint64_t seed, uint64_t round, const std::string& id, double fraction) {
-  if (fraction >= 1) return true;
-  if (!(fraction > 0)) return false;
-  // Below 1 a double's product with 2^64 fits, and hash < x is hash < ceil(x) for an integer hash.
-  const auto threshold = static_cast<uint64_t>(std::ceil(std::ldexp(fraction, 64)));
-  return SeededHash(seed, "cohort", absl::StrCat(round, "/", id)) < threshold;
-}
+using internal::AddSaturating;
+using internal::IsAnswered;
+using internal::IsIn;
+using internal::IsPending;
 
 // ---- Members
 
@@ -53,13 +26,16 @@ std::vector<Action> RoundMachine::Begin(const std::vector<Member>& members, absl
   // A rack whose clients all missed the cohort has nobody to wait for, and must not wait.
   had_members_ = !members.empty();
   for (const Member& member : members) Enter(member, &actions);
+  AskNextInLine(&actions);
   return actions;
 }
 
 std::vector<Action> RoundMachine::Joined(const Member& member, absl::Duration now) {
   Actions actions;
   Advance(now, &actions);
-  if (phase_ == Phase::kOpen) Enter(member, &actions);
+  if (phase_ != Phase::kOpen) return actions;
+  Enter(member, &actions);
+  AskNextInLine(&actions);
   return actions;
 }
 
@@ -68,27 +44,71 @@ void RoundMachine::Enter(const Member& member, Actions* actions) {
   State& state = it->second;
   if (!fresh && member.epoch < state.epoch) return;
   const bool newer = fresh || member.epoch > state.epoch;
-  if (fresh) state.order = members_.size();
+  if (fresh) state.order = ++orders_;
   state.epoch = member.epoch;
   state.aggregator = member.aggregator;
   state.present = true;
+  state.settled = member.settled;
   StopGrace(*it);
-  if (!state.in_cohort) {
-    if (!member.aggregator &&
-        !InCohort(plan_.seed, plan_.round, member.id, plan_.cohort_fraction)) {
-      return;
-    }
+  if (state.in_cohort &&
+      EnterAgain(*it, newer || (state.owes != 0 && member.owes != state.owes), actions))
+    return;
+  const bool carries = plan_.late == Late::kCarry && !member.aggregator && newer &&
+                       member.owes != 0 && member.owes < plan_.round &&
+                       plan_.round - member.owes <= plan_.max_staleness;
+  if (carries) {
+    state.owes = member.owes;
     state.in_cohort = true;
+    state.since = now_;
     state.answer = Answer::kAwaited;
-    ++cohort_;
-    had_members_ = true;
-  } else {
-    if (IsIn(state.answer)) return;
-    if (!newer && (state.answer == Answer::kUploading || IsAnswered(state.answer))) return;
-    if (state.answer == Answer::kUploading) AbortAttempt(state.ticket, actions);
-    SetAnswer(*it, Answer::kAwaited);
+    ++carriers_.members;
+  } else if (member.aggregator ||
+             (plan_.cohort_count == 0 &&
+              InCohort(plan_.seed, plan_.round, member.id, plan_.cohort_fraction))) {
+    Ask(*it, actions);
+  } else if (plan_.cohort_count > 0) {
+    line_.erase(std::pair(state.key, state.order));
+    state.key = CohortKey(plan_.seed, plan_.round, member.id, member.preference);
+    line_.emplace(std::pair(state.key, state.order), &*it);
   }
-  actions->push_back({.kind = Action::Kind::kTask, .member = member.id});
+}
+
+// `newer`: it has begun anew, and what it did or owed before is void. False where it is to enter as
+// if it had not been there.
+bool RoundMachine::EnterAgain(Entry& member, bool newer, Actions* actions) {
+  State& state = member.second;
+  if (IsIn(state.answer)) return true;
+  if (!newer && (state.answer == Answer::kUploading || IsAnswered(state.answer))) return true;
+  if (state.answer == Answer::kUploading) AbortAttempt(state.ticket, actions);
+  SetAnswer(member, Answer::kAwaited);
+  if (state.owes == 0) {
+    actions->push_back({.kind = Action::Kind::kTask, .member = member.first});
+    return true;
+  }
+  if (!newer) return true;  // it still works on what it owes
+  --carriers_.members;
+  state.owes = 0;
+  state.in_cohort = false;
+  return false;
+}
+
+void RoundMachine::Ask(Entry& member, Actions* actions) {
+  State& state = member.second;
+  state.in_cohort = true;
+  state.since = now_;
+  state.answer = Answer::kAwaited;
+  ++asked_.members;
+  if (!state.aggregator) ++asked_clients_;
+  had_members_ = true;
+  actions->push_back({.kind = Action::Kind::kTask, .member = member.first});
+}
+
+void RoundMachine::AskNextInLine(Actions* actions) {
+  while (asked_clients_ < plan_.cohort_count && !line_.empty()) {
+    Entry& next = *line_.begin()->second;
+    line_.erase(line_.begin());
+    Ask(next, actions);
+  }
 }
 
 std::vector<Action> RoundMachine::Left(const std::string& id, uint64_t epoch, absl::Duration now) {
@@ -100,6 +120,7 @@ std::vector<Action> RoundMachine::Left(const std::string& id, uint64_t epoch, ab
   State& state = it->second;
   state.present = false;
   if (!state.in_cohort) {
+    line_.erase(std::pair(state.key, state.order));
     members_.erase(it);
   } else if (IsPending(state.answer)) {
     state.given_up_at = now_ + plan_.rejoin_grace;
@@ -111,10 +132,15 @@ std::vector<Action> RoundMachine::Left(const std::string& id, uint64_t epoch, ab
 
 void RoundMachine::SetAnswer(Entry& member, Answer answer) {
   State& state = member.second;
-  gone_ = gone_ + (answer == Answer::kGone) - (state.answer == Answer::kGone);
-  answered_ = answered_ + IsAnswered(answer) - IsAnswered(state.answer);
-  folding_ = folding_ + (answer == Answer::kFolding) - (state.answer == Answer::kFolding);
+  Tally& tally = TallyOf(state);
+  tally.gone = tally.gone + (answer == Answer::kGone) - (state.answer == Answer::kGone);
+  tally.answered = tally.answered + IsAnswered(answer) - IsAnswered(state.answer);
+  if (!state.aggregator && state.owes == 0) {
+    const auto lost = [](Answer a) { return a == Answer::kGone || a == Answer::kDeclined; };
+    asked_clients_ = asked_clients_ + lost(state.answer) - lost(answer);
+  }
   state.answer = answer;
+  if (answer == Answer::kAccepted) state.until = now_;
   if (!IsPending(answer)) StopGrace(member);
 }
 
@@ -130,254 +156,10 @@ void RoundMachine::StopGrace(Entry& member) {
   state.given_up_at = absl::InfiniteDuration();
 }
 
-// ---- Offers
-
-Admission RoundMachine::Stale(const std::string& message) {
-  late_ = AddSaturating(late_, 1);
-  return {.verdict = Verdict::kStale, .reason = "round", .message = message};
-}
-
-Admission RoundMachine::Reject(const std::string& reason, const std::string& message) {
-  CountRejected(reason, 1);
-  return {.verdict = Verdict::kReject, .reason = reason, .message = message};
-}
-
-// A refused offer is an answer, but the member's older attempt, if there is one, goes on.
-Admission RoundMachine::Answered(Entry& member, Admission refusal) {
-  if (member.second.answer == Answer::kAwaited) SetAnswer(member, Answer::kRejected);
-  return refusal;
-}
-
-Admission RoundMachine::Offer(const std::string& id, uint64_t epoch, uint64_t round, int64_t weight,
-                              const std::vector<std::string>& clients, absl::Duration now) {
-  now_ = std::max(now_, now);
-  const bool is_open = phase_ == Phase::kOpen && now_ < deadline_at_;
-  if (round != plan_.round) {
-    return Stale(absl::StrCat("the update of \"", id, "\" is for round ", round, ", round ",
-                              plan_.round, is_open ? " is open" : " is the latest and has closed",
-                              "; wait for the next task"));
-  }
-  const auto it = members_.find(id);
-  if (it != members_.end() && it->second.epoch == epoch && IsIn(it->second.answer)) {
-    return {.verdict = Verdict::kDuplicate,
-            .message = absl::StrCat("the update of \"", id, "\" for round ", round,
-                                    " is in already; nothing is to be sent again")};
-  }
-  if (!is_open) {
-    return Stale(absl::StrCat("the update of \"", id, "\" came after round ", round,
-                              " had closed; wait for the next task"));
-  }
-  if (auto refusal = CheckSession(id, epoch, now_)) return *std::move(refusal);
-  if (auto refusal = CheckRoom(*it, weight, clients)) return Answered(*it, *std::move(refusal));
-  if (!it->second.aggregator) return Admit(*it, static_cast<uint64_t>(weight), {id});
-  return Admit(*it, static_cast<uint64_t>(weight), clients);
-}
-
-std::optional<Admission> RoundMachine::CheckSession(const std::string& id, uint64_t epoch,
-                                                    absl::Duration now) {
-  const auto it = members_.find(id);
-  if (it == members_.end()) {
-    return Reject("session", absl::StrCat("\"", id, "\" has not joined; join first"));
-  }
-  const State& state = it->second;
-  if (state.epoch != epoch) {
-    return Reject("session", absl::StrCat("the session of \"", id, "\" is of epoch ", state.epoch,
-                                          ", the update of epoch ", epoch, "; join again"));
-  }
-  if (!state.in_cohort) {
-    return Reject("cohort", absl::StrCat("\"", id, "\" is not in the cohort of round ", plan_.round,
-                                         "; wait for a task"));
-  }
-  // Without a session only a member that is still awaited counts; its grace may be over unnoticed.
-  if (!state.present && (!IsPending(state.answer) || state.given_up_at <= now)) {
-    return Reject("session", absl::StrCat("the session of \"", id, "\" ended; join again"));
-  }
-  return std::nullopt;
-}
-
-std::optional<Admission> RoundMachine::CheckRoom(Entry& member, int64_t weight,
-                                                 const std::vector<std::string>& clients) {
-  const auto& [id, state] = member;
-  if (weight <= 0) {
-    return Reject("weight",
-                  absl::StrCat("the weight of \"", id, "\" is ", weight, "; it must be 1 or more"));
-  }
-  const auto w = static_cast<uint64_t>(weight);
-  if (!state.aggregator && w > plan_.max_client_weight) {
-    return Reject("weight", absl::StrCat("the weight of \"", id, "\" is ", w, ", the most is ",
-                                         plan_.max_client_weight,
-                                         "; raise [aggregation] max_client_weight or send less"));
-  }
-  // What an older attempt of the same member holds would be freed.
-  uint64_t held_weight = held_weight_;
-  uint64_t held_clients = held_clients_;
-  if (state.ticket != 0) {
-    const Attempt& older = attempts_.at(state.ticket);
-    held_weight -= older.weight;
-    held_clients -= older.clients.size();
-  }
-  if (w > plan_.max_weight - held_weight) {
-    return Reject("full", absl::StrCat("round ", plan_.round, " has room for a weight of ",
-                                       plan_.max_weight - held_weight, " of ", plan_.max_weight,
-                                       ", that of \"", id, "\" is ", w,
-                                       "; raise [aggregation] max_round_weight"));
-  }
-  if (state.aggregator) {
-    if (auto refusal = CheckClients(member, clients)) return refusal;
-  }
-  const uint64_t count = state.aggregator ? clients.size() : 1;
-  if (plan_.maximum > 0 && held_clients + count > plan_.maximum) {
-    return Reject(
-        "full", absl::StrCat("round ", plan_.round, " admits ", plan_.maximum, " clients and has ",
-                             held_clients, ", \"", id, "\" brings ", count, "; raise the maximum"));
-  }
-  if (state.aggregator) return std::nullopt;
-  const auto claim = claims_.find(id);
-  if (claim == claims_.end() || claim->second == &member) return std::nullopt;
-  return Reject("duplicate_clients", absl::StrCat("\"", id, "\" is counted under \"",
-                                                  claim->second->first, "\" already"));
-}
-
-std::optional<Admission> RoundMachine::CheckClients(Entry& member,
-                                                    const std::vector<std::string>& clients) {
-  if (clients.empty()) {
-    return Reject("malformed", absl::StrCat("the partial sum of \"", member.first,
-                                            "\" names no clients; report an empty rack instead"));
-  }
-  absl::flat_hash_set<absl::string_view> seen;
-  seen.reserve(clients.size());
-  for (const std::string& client : clients) {
-    if (!seen.insert(client).second) {
-      return Reject("duplicate_clients", absl::StrCat("the partial sum of \"", member.first,
-                                                      "\" names \"", client, "\" twice"));
-    }
-    const auto claim = claims_.find(client);
-    if (claim == claims_.end() || claim->second == &member) continue;
-    return Reject("duplicate_clients",
-                  absl::StrCat("\"", client, "\" in the partial sum of \"", member.first,
-                               "\" is counted under \"", claim->second->first, "\" already"));
-  }
-  return std::nullopt;
-}
-
-Admission RoundMachine::Admit(Entry& member, uint64_t weight, std::vector<std::string> clients) {
-  Admission admission{.verdict = Verdict::kAdmit, .replaces = member.second.ticket};
-  if (admission.replaces != 0) Release(admission.replaces);
-  // A driver that keeps a ticket past its round must not meet it again in the next.
-  admission.ticket = (plan_.round << 32) | next_ticket_++;
-  held_weight_ += weight;
-  held_clients_ += clients.size();
-  for (const std::string& client : clients) claims_[client] = &member;
-  attempts_[admission.ticket] = {
-      .member = &member, .weight = weight, .clients = std::move(clients)};
-  member.second.ticket = admission.ticket;
-  SetAnswer(member, Answer::kUploading);
-  return admission;
-}
-
-// ---- Attempts
-
-void RoundMachine::Release(uint64_t ticket) {
-  const auto it = attempts_.find(ticket);
-  const Attempt& attempt = it->second;
-  held_weight_ -= attempt.weight;
-  held_clients_ -= attempt.clients.size();
-  for (const std::string& client : attempt.clients) claims_.erase(client);
-  attempt.member->second.ticket = 0;
-  attempts_.erase(it);
-}
-
-void RoundMachine::AbortAttempt(uint64_t ticket, Actions* actions) {
-  actions->push_back({.kind = Action::Kind::kAbort,
-                      .member = attempts_.at(ticket).member->first,
-                      .ticket = ticket});
-  Release(ticket);
-}
-
-bool RoundMachine::Commit(uint64_t ticket) {
-  const auto it = attempts_.find(ticket);
-  if (phase_ != Phase::kOpen || it == attempts_.end() || it->second.folding) return false;
-  Attempt& attempt = it->second;
-  attempt.folding = true;
-  weight_ += attempt.weight;
-  SetAnswer(*attempt.member, Answer::kFolding);
-  return true;
-}
-
-std::vector<Action> RoundMachine::Folded(uint64_t ticket, absl::Duration now) {
-  Actions actions;
-  const auto it = attempts_.find(ticket);
-  if (it == attempts_.end() || !it->second.folding) return actions;
-  Entry& member = *it->second.member;
-  accepted_clients_ = AddSaturating(accepted_clients_, it->second.clients.size());
-  member.second.ticket = 0;
-  attempts_.erase(it);  // its claims stay
-  SetAnswer(member, Answer::kAccepted);
-  if (phase_ == Phase::kClosing) FinishIfDrained(&actions);
-  Advance(now, &actions);
-  return actions;
-}
-
-std::vector<Action> RoundMachine::Aborted(uint64_t ticket, absl::Duration now) {
-  Actions actions;
-  const auto it = attempts_.find(ticket);
-  if (it == attempts_.end() || it->second.folding) return actions;
-  Entry& member = *it->second.member;
-  Release(ticket);
-  SetAnswer(member, Answer::kAwaited);
-  StartGrace(member);  // where its session has ended; over already, perhaps
-  Advance(now, &actions);
-  return actions;
-}
-
-std::vector<Action> RoundMachine::Refused(uint64_t ticket, const std::string& reason,
-                                          absl::Duration now) {
-  Actions actions;
-  const auto it = attempts_.find(ticket);
-  if (it == attempts_.end() || it->second.folding) return actions;
-  Entry& member = *it->second.member;
-  Release(ticket);
-  CountRejected(reason, 1);
-  SetAnswer(member, Answer::kRejected);
-  Advance(now, &actions);
-  return actions;
-}
-
-std::vector<Action> RoundMachine::Reported(const std::string& id, uint64_t epoch, uint64_t clients,
-                                           absl::Duration now) {
-  Actions actions;
-  Advance(now, &actions);
-  const auto it = members_.find(id);
-  if (phase_ != Phase::kOpen || it == members_.end()) return actions;
-  State& state = it->second;
-  if (!state.in_cohort || state.epoch != epoch || !IsPending(state.answer)) return actions;
-  if (state.ticket != 0) AbortAttempt(state.ticket, &actions);
-  const bool counts = clients > 0 && (state.aggregator || claims_.try_emplace(id, &*it).second);
-  if (counts) {
-    const uint64_t count = state.aggregator ? clients : 1;
-    held_clients_ = AddSaturating(held_clients_, count);
-    accepted_clients_ = AddSaturating(accepted_clients_, count);
-  }
-  SetAnswer(*it, counts ? Answer::kAccepted : Answer::kDeclined);
-  Advance(now_, &actions);
-  return actions;
-}
-
-void RoundMachine::CountRejected(const std::string& reason, uint64_t count) {
-  const bool known = rejected_.contains(reason) || rejected_.size() < kMaxReasons;
-  uint64_t& counter = rejected_[known ? reason : "other"];
-  counter = AddSaturating(counter, count);
-}
-
-void RoundMachine::CountBelow(const std::map<std::string, uint64_t>& rejected, uint64_t late) {
-  for (const auto& [reason, count] : rejected) CountRejected(reason, count);
-  late_ = AddSaturating(late_, late);
-}
-
 // ---- Time and the end
 
 uint64_t RoundMachine::Needed() const {
-  const uint64_t awaited = cohort_ - gone_;
+  const uint64_t awaited = Awaiting().members - Awaiting().gone;
   if (awaited == 0) return 0;
   // 0.55 * 100 is 55.00000000000001 in doubles, and needs 55 answers, not 56.
   const double share = plan_.quorum * static_cast<double>(awaited) * (1 - 1e-12);
@@ -385,9 +167,11 @@ uint64_t RoundMachine::Needed() const {
   return std::clamp<uint64_t>(static_cast<uint64_t>(std::ceil(std::max(share, 0.0))), 1, awaited);
 }
 
-bool RoundMachine::CloseDue() const {
-  if (plan_.maximum > 0 && accepted_clients_ >= plan_.maximum) return true;
-  return had_members_ && answered_ >= Needed();
+ClosedBy RoundMachine::CloseDue() const {
+  if (plan_.maximum > 0 && accepted_clients_ >= plan_.maximum) return ClosedBy::kMaximum;
+  if (plan_.target > 0 && accepted_clients_ >= plan_.target) return ClosedBy::kTarget;
+  if (had_members_ && Awaiting().answered >= Needed()) return ClosedBy::kAnswers;
+  return ClosedBy::kNotYet;
 }
 
 // Lets happen what is due at `now`, in the order of its times, as if each timer had been called.
@@ -395,14 +179,22 @@ void RoundMachine::Advance(absl::Duration now, Actions* actions) {
   now_ = std::max(now_, now);
   if (phase_ != Phase::kOpen) return;
   const absl::Duration until = std::min(now_, deadline_at_);
-  while (!CloseDue() && !graces_.empty() && graces_.begin()->first.first <= until) {
+  while (CloseDue() == ClosedBy::kNotYet && !graces_.empty() &&
+         graces_.begin()->first.first <= until) {
     Entry& member = *graces_.begin()->second;
     graces_.erase(graces_.begin());
     // A stream may outlive its session and end well; where it breaks off, Aborted gives the member
     // up.
-    if (member.second.answer == Answer::kAwaited) SetAnswer(member, Answer::kGone);
+    if (member.second.answer != Answer::kAwaited) continue;
+    SetAnswer(member, Answer::kGone);
+    AskNextInLine(actions);
   }
-  if (CloseDue() || now_ >= deadline_at_) Close(actions);
+  const ClosedBy due = CloseDue();
+  if (due != ClosedBy::kNotYet) {
+    Close(due, actions);
+  } else if (now_ >= deadline_at_) {
+    Close(ClosedBy::kDeadline, actions);
+  }
 }
 
 std::vector<Action> RoundMachine::Timer(absl::Duration now) {
@@ -413,7 +205,7 @@ std::vector<Action> RoundMachine::Timer(absl::Duration now) {
 
 std::optional<absl::Duration> RoundMachine::NextTimer() const {
   if (phase_ != Phase::kOpen) return std::nullopt;
-  if (CloseDue()) return now_;
+  if (CloseDue() != ClosedBy::kNotYet) return now_;
   if (graces_.empty()) return deadline_at_;
   return std::min(deadline_at_, graces_.begin()->first.first);
 }
@@ -421,13 +213,15 @@ std::optional<absl::Duration> RoundMachine::NextTimer() const {
 std::vector<Action> RoundMachine::CloseNow(absl::Duration now) {
   Actions actions;
   Advance(now, &actions);
-  if (phase_ == Phase::kOpen || phase_ == Phase::kIdle) Close(&actions);
+  if (phase_ == Phase::kOpen || phase_ == Phase::kIdle) Close(ClosedBy::kTold, &actions);
   return actions;
 }
 
-void RoundMachine::Close(Actions* actions) {
+void RoundMachine::Close(ClosedBy why, Actions* actions) {
   phase_ = Phase::kClosing;
+  closed_by_ = why;
   graces_.clear();
+  line_.clear();
   std::vector<uint64_t> uploading;
   for (const auto& [ticket, attempt] : attempts_) {
     if (!attempt.folding) uploading.push_back(ticket);
@@ -468,9 +262,10 @@ std::string RoundMachine::WhyNot() const {
   uint64_t refused = 0;
   for (const auto& [reason, count] : rejected_) refused = AddSaturating(refused, count);
   return absl::StrCat("round ", plan_.round, " has ", accepted_clients_, " of the ", plan_.minimum,
-                      " clients that it needs: of ", cohort_, " members ", answered_,
-                      " answered and ", gone_, " are gone, ", refused, " offers were refused and ",
-                      late_, " came too late; lower the minimum or allow more time");
+                      " clients that it needs: of ", asked_.members, " members ", asked_.answered,
+                      " answered and ", asked_.gone, " are gone, ", refused,
+                      " offers were refused and ", late_,
+                      " came too late; lower the minimum or allow more time");
 }
 
 RoundResult RoundMachine::Result() const {
@@ -480,7 +275,7 @@ RoundResult RoundMachine::Result() const {
   result.weight = weight_;
   result.clients = accepted_clients_;
   for (const auto& [id, state] : members_) {
-    if (state.answer == Answer::kAccepted) result.children.push_back(id);
+    if (state.answer == Answer::kAccepted && state.owes == 0) result.children.push_back(id);
   }
   std::sort(result.children.begin(), result.children.end());
   result.contributors.reserve(claims_.size());
@@ -490,7 +285,42 @@ RoundResult RoundMachine::Result() const {
   std::sort(result.contributors.begin(), result.contributors.end());
   result.rejected = rejected_;
   result.late = late_;
+  result.closed_by = closed_by_;
+  result.asked = asked_.members;
+  result.gone = asked_.gone;
+  result.answered = asked_.answered;
+  result.carried = carried_;
   return result;
+}
+
+std::vector<MemberTime> RoundMachine::Times() const {
+  std::vector<MemberTime> times;
+  for (const auto& [id, state] : members_) {
+    if (!state.in_cohort || state.owes != 0) continue;
+    times.push_back({.id = id,
+                     .aggregator = state.aggregator,
+                     .answer = state.answer,
+                     .took = state.answer == Answer::kAccepted ? state.until - state.since
+                                                               : absl::InfiniteDuration()});
+  }
+  std::sort(times.begin(), times.end(), [](const auto& a, const auto& b) { return a.id < b.id; });
+  return times;
+}
+
+uint64_t RoundMachine::RoundOf(const std::string& id) const {
+  const auto it = members_.find(id);
+  return it == members_.end() || it->second.owes == 0 ? plan_.round : it->second.owes;
+}
+
+uint64_t RoundMachine::OwedRound(const std::string& id) const {
+  const auto it = members_.find(id);
+  if (plan_.late != Late::kCarry || it == members_.end()) return 0;
+  const State& state = it->second;
+  // Without a session it may come back as somebody who has begun anew.
+  if (!state.in_cohort || state.aggregator || !state.present) return 0;
+  if (state.answer != Answer::kAwaited) return 0;
+  if (state.owes != 0) return state.owes;
+  return state.settled ? plan_.round : 0;
 }
 
 }  // namespace tributary::aggregation

@@ -13,13 +13,25 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/node_hash_map.h"
 #include "absl/time/time.h"
+#include "aggregation/cohort.h"
 
 namespace tributary::aggregation {
+
+// What becomes of an update that comes after its round has closed.
+enum class Late {
+  kDrop,   // it is STALE
+  kCarry,  // it counts in the round that is open then, weighing less (StaleWeight)
+};
 
 struct RoundPlan {
   uint64_t round = 0;
   uint64_t seed = 0;
   double cohort_fraction = 1;  // clients whose seeded hash is under it are in; aggregators always
+  // Above 0: so many clients are asked instead, those of the smallest CohortKey; whoever is given
+  // up or declines is replaced by the next in line.
+  uint64_t cohort_count = 0;
+  uint64_t target = 0;  // accepted clients (those behind partial sums count) that close the round
+                        // early; 0: none do
   // Share of the awaited members (the given up ones left out) whose answer closes the round early;
   // (0, 1]. An answer is an accepted update, a refusal or a report.
   double quorum = 1;
@@ -29,12 +41,9 @@ struct RoundPlan {
   absl::Duration rejoin_grace = absl::Seconds(5);  // a member that left is awaited this long
   uint64_t max_weight = 1 << 20;                   // W_max of this node
   uint64_t max_client_weight = 1 << 20;            // of one update
+  Late late = Late::kDrop;
+  uint64_t max_staleness = 4;  // rounds that a carried update may be late by
 };
-
-// Is this client in the round's cohort? Depends on nothing but (seed, round, id): the tree has no
-// say. SeededHash(seed, "cohort", "<round>/<id>") < fraction * 2^64; nobody for 0 or NaN, everybody
-// from 1 on.
-bool InCohort(uint64_t seed, uint64_t round, const std::string& id, double fraction);
 
 enum class Verdict { kAdmit, kDuplicate, kStale, kReject };
 
@@ -46,20 +55,39 @@ struct Admission {
   std::string message{};
   uint64_t ticket = 0;    // kAdmit: names this attempt in the calls that follow
   uint64_t replaces = 0;  // kAdmit: a ticket that this attempt supersedes, to be cancelled; 0: none
+  uint64_t weight = 0;    // kAdmit: what it is to be folded with
+  uint64_t staleness = 0;  // kAdmit: rounds that it is late by
 };
 
 // How a member's part ended, for Outcome.
 enum class Answer { kAwaited, kUploading, kFolding, kAccepted, kRejected, kDeclined, kGone };
 
+enum class ClosedBy { kNotYet, kAnswers, kTarget, kMaximum, kDeadline, kTold };
+
+// How one member of the cohort did; for the next deadline, and for who is slow.
+struct MemberTime {
+  std::string id;
+  bool aggregator = false;
+  Answer answer = Answer::kAwaited;
+  absl::Duration took = absl::InfiniteDuration();  // task to the end of its folding; accepted only
+};
+
 struct RoundResult {
-  bool success = false;                      // accepted clients >= minimum
-  std::string why_not;                       // names the numbers
-  uint64_t weight = 0;                       // W
-  uint64_t clients = 0;                      // accepted, those behind partial sums among them
-  std::vector<std::string> children;         // direct members whose contribution is in, ascending
+  bool success = false;  // accepted clients >= minimum
+  std::string why_not;   // names the numbers
+  uint64_t weight = 0;   // W
+  uint64_t clients = 0;  // accepted, those behind partial sums among them
+  // Direct members whose contribution is in, ascending; but for carried ones, which are of another
+  // round: who asks how this one ended must not be told that.
+  std::vector<std::string> children;
   std::vector<std::string> contributors;     // client ids, ascending
   std::map<std::string, uint64_t> rejected;  // by reason, this node's own and those reported below
   uint64_t late = 0;
+  ClosedBy closed_by = ClosedBy::kNotYet;
+  uint64_t asked = 0;     // members that got a task, ever
+  uint64_t gone = 0;      // of them, given up
+  uint64_t answered = 0;  // of them
+  uint64_t carried = 0;   // accepted updates of earlier rounds
 };
 
 struct Action {
@@ -83,7 +111,15 @@ class RoundMachine {
   struct Member {
     std::string id;
     bool aggregator = false;
-    uint64_t epoch = 0;  // of its session
+    uint64_t epoch = 0;     // of its session
+    double preference = 1;  // clients; above 0: chances against others where a count is chosen
+    // The round whose update it still works on, that round having closed without it; 0: none. Where
+    // late updates are carried it gets no task, is not awaited for the quorum (unless there is
+    // nobody else), and may offer that update. A newer epoch owes nothing.
+    uint64_t owes = 0;
+    // Its session began before the root announced this round: so it cannot have been counted for it
+    // anywhere else, in this life or a former one. Only then may what it is late with be carried.
+    bool settled = false;
   };
 
   explicit RoundMachine(const RoundPlan& plan) : plan_(plan) {}
@@ -144,7 +180,14 @@ class RoundMachine {
   Answer AnswerOf(const std::string& id) const;  // kGone where unknown or not in the cohort
   std::vector<std::string> Awaited() const;      // ids without an answer, ascending, for the log
   RoundResult Result() const;                    // once closed; only `late` still grows
-  uint64_t weight() const { return weight_; }    // of the committed
+  // Those who had a task, in the order of their ids.
+  std::vector<MemberTime> Times() const;
+  // Once closed: the round whose update it still works on and may carry into the next round; 0:
+  // none.
+  uint64_t OwedRound(const std::string& id) const;
+  // The round that its answer is about: this one, or the one that it owed.
+  uint64_t RoundOf(const std::string& id) const;
+  uint64_t weight() const { return weight_; }  // of the committed
 
  private:
   enum class Phase { kIdle, kOpen, kClosing, kClosed };
@@ -152,11 +195,15 @@ class RoundMachine {
     uint64_t epoch = 0;
     uint64_t ticket = 0;  // its attempt in flight; 0: none
     uint64_t order = 0;   // of its first appearance; makes ties between timers deterministic
+    uint64_t owes = 0;    // see Member; not 0: counted in carriers_, not in asked_
+    double key = 0;       // its place in line
     absl::Duration given_up_at = absl::InfiniteDuration();  // finite: it is in graces_
+    absl::Duration since, until;                            // its task, and its acceptance
     Answer answer = Answer::kGone;
     bool aggregator = false;
     bool in_cohort = false;  // else only known, so that an offer gets the right reason
     bool present = false;    // has a session
+    bool settled = false;    // see Member
   };
   using Entry = std::pair<const std::string, State>;
   struct Attempt {  // admitted and not yet through the workers
@@ -165,25 +212,40 @@ class RoundMachine {
     std::vector<std::string> clients{};  // its own id, for a client
     bool folding = false;
   };
+  // Members that ever were asked, and of them those given up, and those accepted, rejected or
+  // declined.
+  struct Tally {
+    uint64_t members = 0;
+    uint64_t gone = 0;
+    uint64_t answered = 0;
+  };
   using Actions = std::vector<Action>;
 
   void Enter(const Member& member, Actions* actions);
+  bool EnterAgain(Entry& member, bool newer, Actions* actions);
+  void Ask(Entry& member, Actions* actions);
+  void AskNextInLine(Actions* actions);
+  Tally& TallyOf(const State& state) { return state.owes != 0 ? carriers_ : asked_; }
+  // Whose answers close the round.
+  const Tally& Awaiting() const { return asked_.members > 0 ? asked_ : carriers_; }
   void SetAnswer(Entry& member, Answer answer);
   void StartGrace(Entry& member);
   void StopGrace(Entry& member);
   void Release(uint64_t ticket);  // frees what an attempt holds
   void AbortAttempt(uint64_t ticket, Actions* actions);
-  uint64_t Needed() const;  // answers for the quorum
-  bool CloseDue() const;
+  uint64_t Needed() const;    // answers for the quorum
+  ClosedBy CloseDue() const;  // kNotYet: not due
   void Advance(absl::Duration now, Actions* actions);
-  void Close(Actions* actions);
+  void Close(ClosedBy why, Actions* actions);
   void FinishIfDrained(Actions* actions);
   Admission Stale(const std::string& message);
   Admission Reject(const std::string& reason, const std::string& message);
   Admission Answered(Entry& member, Admission refusal);
   std::optional<Admission> CheckSession(const std::string& id, uint64_t epoch, absl::Duration now);
+  std::optional<Admission> CheckWeight(Entry& member, int64_t weight);
   std::optional<Admission> CheckRoom(Entry& member, int64_t weight,
                                      const std::vector<std::string>& clients);
+  std::optional<Admission> CheckClaim(Entry& member);
   std::optional<Admission> CheckClients(Entry& member, const std::vector<std::string>& clients);
   Admission Admit(Entry& member, uint64_t weight, std::vector<std::string> clients);
   void CountRejected(const std::string& reason, uint64_t count);
@@ -198,15 +260,16 @@ class RoundMachine {
   absl::flat_hash_map<std::string, Entry*>
       claims_;  // client id -> the member that it is counted under
   std::map<std::pair<absl::Duration, uint64_t>, Entry*> graces_;  // by (given_up_at, order)
+  std::map<std::pair<double, uint64_t>, Entry*> line_;  // by (key, order): present, not asked yet
   std::map<std::string, uint64_t> rejected_;
+  uint64_t orders_ = 0;
   uint64_t next_ticket_ = 1;
   uint64_t late_ = 0;
   bool had_members_ = false;  // somebody to wait for, or to know that there is nobody
-  // Members in the cohort: all that ever were, and of them
-  uint64_t cohort_ = 0;
-  uint64_t gone_ = 0;
-  uint64_t answered_ = 0;  // accepted, rejected, declined
-  uint64_t folding_ = 0;
+  ClosedBy closed_by_ = ClosedBy::kNotYet;
+  Tally asked_, carriers_;
+  uint64_t asked_clients_ = 0;  // clients among asked_, but for those gone or declined
+  uint64_t carried_ = 0;
   // Client counts and weights; what is held includes uploads in flight.
   uint64_t held_weight_ = 0;
   uint64_t weight_ = 0;

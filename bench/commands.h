@@ -14,7 +14,7 @@ struct KernelsOptions {
 int Kernels(const KernelsOptions& options);
 
 struct RoundOptions {
-  std::string scenario = "ingest";  // ingest, overhead, sessions
+  std::string scenario = "ingest";  // ingest, overhead, sessions, simulated
   uint32_t clients = 200;
   std::string model = "resnet50";
   std::string codec = "fp32";
@@ -71,6 +71,9 @@ struct SendersOptions {
   uint32_t joins_per_s = 0;  // clients start at this pace; 0: all at once
   std::string model;
   std::string codec;
+  // A simulation's file: client i takes as long to train and to send as its model of client i does,
+  // bears its name, and joins the endpoint of its rack. "": they send at once.
+  std::string modelled;
 };
 int Senders(const SendersOptions& options);
 

@@ -16,6 +16,7 @@
 #include "base/status.h"
 #include "bench/commands.h"
 #include "bench/figures.h"
+#include "bench/simulated.h"
 #include "models/builtin.h"
 
 namespace tributary::bench {
@@ -229,7 +230,7 @@ class RealRun {
         StartNode("global", "",
                   absl::StrFormat(
                       "[run]\nname = \"bench\"\nrounds = %d\nmodel = \"%s\"\nevaluate_every = 0\n\n"
-                      "[cohort]\nminimum = %d\n\n[straggler]\ndeadline_s = "
+                      "[cohort]\nminimum = %d\n\n[straggler]\ndeadline = \"fixed\"\ndeadline_s = "
                       "1800\n\n[compression]\ncodec = \"%s\"\n\n"
                       "[aggregation]\nmax_round_weight = 16777216\n\n[checkpoint]\ndirectory = "
                       "\"%s\"\nkeep = 1\n",
@@ -380,9 +381,10 @@ absl::StatusOr<std::vector<Figure>> Sessions(const RoundOptions& o) {
 int Round(const RoundOptions& options) {
   std::error_code error;
   std::filesystem::create_directories(options.out, error);
-  const auto figures = options.scenario == "overhead"   ? Overhead(options)
-                       : options.scenario == "sessions" ? Sessions(options)
-                                                        : Ingest(options);
+  const auto figures = options.scenario == "overhead"    ? Overhead(options)
+                       : options.scenario == "sessions"  ? Sessions(options)
+                       : options.scenario == "simulated" ? SimulatedAgainstReal(options.out)
+                                                         : Ingest(options);
   absl::Status status = figures.status();
   if (figures.ok()) {
     Print(*figures);

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -14,6 +15,8 @@
 #include "bench/commands.h"
 #include "client/client.h"
 #include "models/builtin.h"
+#include "simulate/clients.h"
+#include "simulate/config.h"
 
 namespace tributary::bench {
 namespace {
@@ -74,9 +77,47 @@ class PreparedTrainer final : public client::Trainer {
   std::shared_ptr<const Segments> segments_;
 };
 
+// Takes the time that the simulation's client would take, and no more CPU than that needs.
+class ModelledTrainer final : public client::Trainer {
+ public:
+  ModelledTrainer(const simulate::ClientPopulation* population, uint32_t index,
+                  client::Trainer* sender)
+      : population_(*population), index_(index), sender_(*sender) {}
+  absl::StatusOr<client::TrainResult> Train(const client::TrainTask& task,
+                                            const std::function<bool()>& cancelled) override {
+    const double seconds = population_.download_s(index_) +
+                           population_.Draw(index_, task.spec.round()).train_s +
+                           population_.latency_s() + population_.upload_s(index_);
+    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+    while (std::chrono::steady_clock::now() < end) {
+      if (cancelled()) return absl::CancelledError("the round is over");
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    return sender_.Train(task, cancelled);
+  }
+  absl::StatusOr<std::vector<v1::Metric>> Evaluate(const client::TrainTask& task) override {
+    return sender_.Evaluate(task);
+  }
+
+ private:
+  const simulate::ClientPopulation& population_;
+  const uint32_t index_;
+  client::Trainer& sender_;
+};
+
 }  // namespace
 
 int Senders(const SendersOptions& options) {
+  std::optional<simulate::ClientPopulation> population;
+  if (!options.modelled.empty()) {
+    const auto config = simulate::LoadConfig(options.modelled);
+    if (!config.ok()) {
+      std::fprintf(stderr, "%s\n", Text(config.status()).c_str());
+      return 1;
+    }
+    population.emplace(config->clients, config->seed, simulate::UpdateBytes(*config),
+                       simulate::ModelBytes(*config));
+  }
   const auto segments = Encode(options.model, options.codec);
   if (!segments.ok()) {
     std::fprintf(stderr, "%s\n", Text(segments.status()).c_str());
@@ -88,6 +129,7 @@ int Senders(const SendersOptions& options) {
     setrlimit(RLIMIT_NOFILE, &files);
   }
   PreparedTrainer trainer(*segments);
+  std::vector<std::unique_ptr<ModelledTrainer>> modelled;
   std::vector<std::unique_ptr<client::Client>> clients;
   for (uint32_t i = 0; i < options.count; ++i) {
     client::ClientOptions client_options;
@@ -95,7 +137,16 @@ int Senders(const SendersOptions& options) {
     client_options.endpoints = {options.endpoints[(options.first + i) % options.endpoints.size()]};
     client_options.examples = 100;
     client_options.wants_model = false;
-    auto client = client::Client::Create(client_options, &trainer);
+    client::Trainer* own = &trainer;
+    if (population.has_value()) {
+      const uint32_t index = options.first + i;
+      client_options.id = population->traits(index).id;
+      client_options.endpoints = {
+          options.endpoints[index * options.endpoints.size() / population->size()]};
+      modelled.push_back(std::make_unique<ModelledTrainer>(&*population, index, &trainer));
+      own = modelled.back().get();
+    }
+    auto client = client::Client::Create(client_options, own);
     if (!client.ok()) {
       std::fprintf(stderr, "%s\n", Text(client.status()).c_str());
       return 1;

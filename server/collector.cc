@@ -20,16 +20,16 @@ namespace {
 constexpr uint64_t kInlineModelBytes = 64 * 1024;
 constexpr absl::Duration kSweepEvery = absl::Seconds(1);
 
-int FoldWorkers(const LimitsConfig& limits) {
-  if (limits.fold_workers > 0) return static_cast<int>(limits.fold_workers);
-  return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-}
-
 std::shared_ptr<v1::SessionResponse> NewResponse() {
   return std::make_shared<v1::SessionResponse>();
 }
 
 }  // namespace
+
+int FoldWorkers(const LimitsConfig& limits) {
+  if (limits.fold_workers > 0) return static_cast<int>(limits.fold_workers);
+  return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+}
 
 Collector::Collector(EventLoop* loop, const LimitsConfig& limits, Callbacks callbacks)
     : loop_(loop),
@@ -172,8 +172,7 @@ void Collector::Welcome(const std::string& id, Child& child) {
     return;
   }
   if (machine_ != nullptr) {
-    Act(machine_->Joined({.id = id, .aggregator = child.aggregator, .epoch = child.epoch},
-                         loop_->Now()));
+    Act(machine_->Joined(MemberOf(id, child), loop_->Now()));
   }
   callbacks_.members_changed();
 }
@@ -255,6 +254,8 @@ void Collector::StopAll(v1::Stop::Kind kind, const std::string& reason, uint64_t
   for (auto& [ticket, entry] : tickets_) {
     if (entry.upload != nullptr) entry.upload->Reply(answer);
   }
+  for (const auto& upload : held_) upload->Reply(answer);
+  held_.clear();
 }
 
 // ---- The round
@@ -272,6 +273,7 @@ absl::Status Collector::Begin(const v1::RoundSpec& spec, const aggregation::Grid
     pool_.Target(sum_.get());
   }
   spec_ = spec;
+  if (train) stragglers_.BeginRound(&spec_);
   grid_ = grid;
   model_ = std::move(model);
   shelf_.Put(model_);
@@ -279,7 +281,7 @@ absl::Status Collector::Begin(const v1::RoundSpec& spec, const aggregation::Grid
   bytes_ = {};
   closed_reported_ = false;
   started_ = last_task_ = loop_->Now();
-  deadline_ = started_ + absl::Milliseconds(spec.deadline_ms());
+  deadline_ = started_ + absl::Milliseconds(spec_.deadline_ms());
   first_upload_ = last_upload_ = first_partial_ = last_partial_ = absl::ZeroDuration();
   busy_at_start_ = pool_.busy_seconds();
   if (door_ != nullptr) {
@@ -287,25 +289,19 @@ absl::Status Collector::Begin(const v1::RoundSpec& spec, const aggregation::Grid
     download_nanos_at_start_ = door_->counters().download_nanos;
     download_bytes_at_start_ = door_->counters().download_bytes;
   }
-  aggregation::RoundPlan plan;
-  plan.round = spec.round();
-  plan.seed = spec.seed();
-  plan.cohort_fraction = train ? spec.cohort_fraction() : 1;
-  plan.quorum = spec.quorum();
-  plan.minimum = minimum;
-  plan.maximum = train ? spec.maximum() : 0;
-  plan.deadline = absl::Milliseconds(spec.deadline_ms());
+  if (train) SplitCohort();
+  aggregation::RoundPlan plan = PlanOf(spec_, minimum);
   plan.rejoin_grace = rejoin_grace;
-  plan.max_weight = spec.admit_weight() > 0 ? spec.admit_weight() : grid.max_weight;
-  plan.max_client_weight = spec.max_client_weight();
   machine_ = std::make_unique<aggregation::RoundMachine>(plan);
   std::vector<aggregation::RoundMachine::Member> members;
   for (const auto& [id, child] : children_) {
-    members.push_back({.id = id, .aggregator = child.aggregator, .epoch = child.epoch});
+    // Who still trains for a closed round is not called away from it to evaluate.
+    if (train || child.owes == 0) members.push_back(MemberOf(id, child));
   }
   std::sort(members.begin(), members.end(),
             [](const auto& a, const auto& b) { return a.id < b.id; });
   Act(machine_->Begin(members, loop_->Now()));
+  if (train) TakeHeld();
   return absl::OkStatus();
 }
 
@@ -327,6 +323,13 @@ void Collector::SendTask(const std::string& id) {
     const uint64_t all = spec_.admit_weight() > 0 ? spec_.admit_weight() : grid_.max_weight;
     const auto share =
         static_cast<unsigned __int128>(all) * std::max<uint64_t>(child.examples, 1) / total;
+    // One that joined since has no share of a fixed count: it sits this round out.
+    const auto own = shares_.find(id);
+    if (spec_.cohort_count() > 0) {
+      task->mutable_spec()->set_cohort_count(own == shares_.end() ? 0 : own->second.count);
+      task->mutable_spec()->set_target(own == shares_.end() ? 0 : own->second.target);
+      task->mutable_spec()->set_cohort_fraction(0);
+    }
     task->mutable_spec()->set_admit_weight(
         std::max<uint64_t>(1, std::min<uint64_t>(all, static_cast<uint64_t>(share))));
     task->set_model_follows(!holds);
@@ -336,6 +339,9 @@ void Collector::SendTask(const std::string& id) {
     }
   } else {
     task->mutable_spec()->clear_admit_weight();
+    if (const double work = stragglers_.Work(id); work < 1 && spec_.kind() == v1::TRAIN) {
+      (*task->mutable_spec()->mutable_hyperparameters())["work"] = work;
+    }
     if (!holds && model_->bytes.size() <= kInlineModelBytes) {
       task->set_model(model_->bytes.data(), model_->bytes.size());
       bytes_.model_to_clients += model_->bytes.size();
@@ -344,6 +350,7 @@ void Collector::SendTask(const std::string& id) {
   child.held_sha256 = model_->sha256;
   child.session->Send(std::move(response));
   last_task_ = loop_->Now();
+  stragglers_.TaskSent(id, last_task_);
 }
 
 void Collector::Act(const std::vector<Action>& actions) {
@@ -360,6 +367,10 @@ void Collector::Act(const std::vector<Action>& actions) {
         response.set_reason("round");
         response.set_message(
             absl::StrCat("round ", spec_.round(), " closed, or a newer attempt replaced this one"));
+        if (it->second.upload != nullptr && MayCarry(it->second.upload->header())) {
+          response.set_status(v1::UploadResponse::RETRY);
+          response.set_message("the round has closed; sent again, it may count in the next");
+        }
         if (it->second.upload != nullptr) it->second.upload->Reply(response);
         if (it->second.partial != nullptr) it->second.partial->Decide(false, nullptr);
         EndTicket(action.ticket);
@@ -413,6 +424,10 @@ void Collector::Close() {
     bytes_.model_to_clients += door_->counters().download_bytes - download_bytes_at_start_;
   }
   round.bytes = bytes_;
+  if (spec_.kind() == v1::TRAIN) {
+    for (auto& [id, child] : children_) child.closed_round = spec_.round();
+    round.wait = stragglers_.EndRound(*machine_, loop_->Now() - started_);
+  }
   callbacks_.closed(std::move(round));
 }
 
@@ -426,7 +441,7 @@ void Collector::CloseNow() {
 
 v1::Outcome Collector::OutcomeFor(const std::string& id) const {
   v1::Outcome outcome;
-  outcome.set_round(spec_.round());
+  outcome.set_round(machine_->RoundOf(id));
   switch (machine_->AnswerOf(id)) {
     case Answer::kAccepted:
       outcome.set_included(true);
@@ -450,6 +465,11 @@ void Collector::Finish(bool committed, bool included, const std::string& why_not
     for (auto& [id, child] : children_) {
       const Answer answer = machine_->AnswerOf(id);
       if (answer == Answer::kGone) continue;  // no part in it
+      // The parent has our sum of this round in its model, so it announces the next one after all
+      // who were here then.
+      if (included && child.closed_round == spec_.round()) child.settled = true;
+      child.owes = machine_->OwedRound(id);
+      if (child.owes > 0) continue;  // its part is not over
       v1::Outcome outcome = OutcomeFor(id);
       outcome.set_committed(committed);
       if (!included && outcome.included()) {

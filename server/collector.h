@@ -21,6 +21,7 @@
 #include "server/front_door.h"
 #include "server/memory_budget.h"
 #include "server/model_version.h"
+#include "server/stragglers.h"
 #include "server/tier_links.h"
 
 namespace tributary::server {
@@ -51,8 +52,11 @@ struct CollectedRound {
   google::protobuf::RepeatedPtrField<v1::MetricSum> metrics;
   Phases phases;
   ByteCounts bytes;
+  WaitReport wait;     // of a TRAIN round
   double seconds = 0;  // start to close
 };
+
+int FoldWorkers(const LimitsConfig& limits);  // [limits] fold_workers, or one a core
 
 class Collector final : public FrontDoorHandler, public TierHandler {
  public:
@@ -81,6 +85,8 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   };
   Census Count() const;
 
+  // The root: all who are here were here before the round that it will announce next.
+  void SettleAll();
   // Begins a round (none may be running). `spec.deadline_ms` is this node's own; children get what
   // is left.
   absl::Status Begin(const v1::RoundSpec& spec, const aggregation::Grid& grid, uint32_t minimum,
@@ -122,6 +128,11 @@ class Collector final : public FrontDoorHandler, public TierHandler {
     uint64_t examples = 0;
     uint64_t clients = 0;
     std::string held_sha256;
+    // The closed round whose update it may still carry into the next; 0: none. Of this session
+    // only: who was away may have been counted elsewhere.
+    uint64_t owes = 0;
+    uint64_t closed_round = 0;  // the last round that was closed while this session was there
+    bool settled = false;       // see RoundMachine::Member
   };
   // What a ticket of the machine stands for: an upload or a partial sum.
   struct Ticket {
@@ -147,6 +158,17 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   bool CheckUpload(const v1::UploadHeader& header, v1::UploadResponse* response);
   std::string CheckPartial(const v1::PartialSumHeader& header) const;  // what is wrong, or ""
   void Reserve(uint64_t ticket, uint64_t bytes, std::function<void()> granted);
+  // An update of a closed round that may count in the next: it waits for that, unread.
+  bool MayCarry(const v1::UploadHeader& header) const;
+  void TakeHeld();
+  aggregation::RoundMachine::Member MemberOf(const std::string& id, const Child& child) const;
+  aggregation::RoundPlan PlanOf(const v1::RoundSpec& spec, uint32_t minimum) const;
+  // This node's clients' shares of the spec's cohort count and target, or those of a child.
+  struct Shares {
+    uint64_t count = 0;
+    uint64_t target = 0;
+  };
+  void SplitCohort();
   void Act(const std::vector<aggregation::Action>& actions);
   void SendTask(const std::string& id);
   void Close();
@@ -188,6 +210,9 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   int64_t download_nanos_at_start_ = 0;
   uint64_t download_bytes_at_start_ = 0;
   ByteCounts bytes_;
+  Stragglers stragglers_;
+  std::vector<std::shared_ptr<Upload>> held_;  // see MayCarry
+  std::map<std::string, Shares> shares_;       // by aggregator; "": the clients here
   EventLoop::TimerId timer_ = 0;
   bool closed_reported_ = false;
 

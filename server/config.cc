@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "aggregation/hyperparameters.h"
+#include "aggregation/optimizer.h"
 #include "base/status.h"
 #include "base/toml_checks.h"
 #include "compression/policy.h"
@@ -121,10 +122,44 @@ void ReadRun(TomlReader& toml, RunConfig* r) {
   ReadIn(toml, "run", "max_failed_rounds", &r->max_failed_rounds, 1, 1e9);
 }
 
+// A key that the chosen optimizer or schedule does not look at is a mistake of the writer's.
+void RequireUse(TomlReader& toml, const std::string& key, const std::string& of,
+                const std::vector<std::string>& users) {
+  if (!toml.Has("aggregation", key)) return;
+  toml.Require(std::find(users.begin(), users.end(), of) != users.end(), "aggregation", key,
+               absl::StrCat("[aggregation] ", key, " does nothing with \"", of, "\", only with ",
+                            absl::StrJoin(users, ", "), ": remove it"));
+}
+
+void ReadOptimizer(TomlReader& toml, AggregationConfig* a) {
+  ReadOneOf(toml, "aggregation", "optimizer", &a->optimizer, aggregation::ServerOptimizerNames());
+  const bool adaptive = a->optimizer != "fedavg" && a->optimizer != "fedavgm";
+  if (adaptive) a->server_learning_rate = 0.1;
+  ReadIn(toml, "aggregation", "server_learning_rate", &a->server_learning_rate, 1e-9, 1e9);
+  constexpr double kBelowOne = 1 - 1e-9;
+  ReadIn(toml, "aggregation", "server_momentum", &a->server_momentum, 0, kBelowOne);
+  ReadIn(toml, "aggregation", "server_beta1", &a->server_beta1, 0, kBelowOne);
+  ReadIn(toml, "aggregation", "server_beta2", &a->server_beta2, 0, kBelowOne);
+  ReadIn(toml, "aggregation", "server_tau", &a->server_tau, 1e-12, 1e9);
+  ReadOneOf(toml, "aggregation", "server_schedule", &a->server_schedule,
+            aggregation::ScheduleKinds());
+  const bool cosine = a->server_schedule == "cosine";
+  if (cosine) a->server_schedule_factor = 0;
+  ReadIn(toml, "aggregation", "server_schedule_rounds", &a->server_schedule_rounds, 1, 1e9);
+  ReadIn(toml, "aggregation", "server_schedule_factor", &a->server_schedule_factor,
+         cosine ? 0 : 1e-9, 1);
+  ReadIn(toml, "aggregation", "server_warmup_rounds", &a->server_warmup_rounds, 0, 1e9);
+  RequireUse(toml, "server_momentum", a->optimizer, {"fedavgm"});
+  RequireUse(toml, "server_beta1", a->optimizer, {"fedadagrad", "fedadam", "fedyogi"});
+  RequireUse(toml, "server_beta2", a->optimizer, {"fedadam", "fedyogi"});
+  RequireUse(toml, "server_tau", a->optimizer, {"fedadagrad", "fedadam", "fedyogi"});
+  RequireUse(toml, "server_schedule_rounds", a->server_schedule, {"step", "cosine"});
+  RequireUse(toml, "server_schedule_factor", a->server_schedule, {"step", "exponential", "cosine"});
+}
+
 void ReadAggregation(TomlReader& toml, AggregationConfig* a) {
   ReadOneOf(toml, "aggregation", "rule", &a->rule, {"mean"});
-  ReadOneOf(toml, "aggregation", "optimizer", &a->optimizer, {"fedavg"});
-  ReadIn(toml, "aggregation", "server_learning_rate", &a->server_learning_rate, 1e-9, 1e9);
+  ReadOptimizer(toml, a);
   ReadOneOf(toml, "aggregation", "partial_sum", &a->partial_sum, {"exact"});
   ReadIn(toml, "aggregation", "fraction_bits", &a->fraction_bits, 20, 44);
   double bound = 0;  // how large it may be, the grid's proof says
@@ -147,25 +182,61 @@ void ReadAggregation(TomlReader& toml, AggregationConfig* a) {
   }
 }
 
-void ReadTraining(TomlReader& toml, TrainingConfig* t) {
+void ReadCount(TomlReader& toml, CohortConfig* cohort) {
+  ReadIn(toml, "cohort", "count", &cohort->count, 0, 1e9);
+  ReadIn(toml, "cohort", "over_selection", &cohort->over_selection, 1, 10);
+  const bool counted = cohort->count > 0;
+  toml.Require(!counted || !toml.Has("cohort", "fraction"), "cohort", "fraction",
+               "[cohort] count and fraction exclude each other: remove one");
+  toml.Require(counted || !toml.Has("cohort", "over_selection"), "cohort", "over_selection",
+               "[cohort] over_selection does nothing without count: remove it, or give a count");
+  toml.Require(!counted || cohort->minimum <= cohort->count, "cohort", "minimum",
+               absl::StrCat("[cohort] minimum = ", cohort->minimum,
+                            " passes count = ", cohort->count, ": no round could succeed"));
+}
+
+void ReadStraggler(TomlReader& toml, const Config& config, StragglerConfig* s) {
+  ReadIn(toml, "straggler", "deadline_s", &s->deadline_s, 0.05, 1e7);
+  ReadOneOf(toml, "straggler", "deadline", &s->deadline, {"fixed", "adaptive"});
+  ReadIn(toml, "straggler", "deadline_floor_s", &s->deadline_floor_s, 0.05, 1e7);
+  ReadIn(toml, "straggler", "deadline_quantile", &s->deadline_quantile, 1e-3, 1);
+  ReadIn(toml, "straggler", "deadline_margin", &s->deadline_margin, 1, 100);
+  ReadIn(toml, "straggler", "participation", &s->participation, 0, 1);
+  ReadIn(toml, "straggler", "quorum", &s->quorum, 1e-9, 1);
+  ReadIn(toml, "straggler", "rejoin_grace_s", &s->rejoin_grace_s, 0, 1e6);
+  ReadIn(toml, "straggler", "degraded_work", &s->degraded_work, 0.01, 1);
+  ReadOneOf(toml, "straggler", "late", &s->late, {"drop", "carry"});
+  ReadIn(toml, "straggler", "max_staleness", &s->max_staleness, 1, 1000);
+  toml.Require(s->late != "carry" || config.aggregation.fractional_weights, "straggler", "late",
+               "[straggler] late = \"carry\" weighs late updates in fractions of an example: set "
+               "[aggregation] fractional_weights = true");
+}
+
+void ReadTraining(TomlReader& toml, const StragglerConfig& straggler, TrainingConfig* t) {
   for (auto& [name, value] : t->values) {
     if (!toml.Read("training", name, &value)) continue;
     const absl::Status status = aggregation::CheckHyperparameter(name, value);
     toml.Require(status.ok(), "training", name, absl::StrCat("[training] ", status.message()));
   }
+  const bool nova = t->values["fednova"] > 0;
+  toml.Require(!nova || t->values["mu"] == 0, "training", "fednova",
+               "[training] fednova = 1 and mu above 0 exclude each other: set one of them to 0");
+  toml.Require(
+      !nova || straggler.late != "carry", "training", "fednova",
+      "[training] fednova = 1 weighs steps by examples, [straggler] late = \"carry\" weighs "
+      "late ones less: set fednova = 0, or late = \"drop\"");
 }
 
 void ReadRoundSections(TomlReader& toml, Config* c) {
   ReadIn(toml, "cohort", "minimum", &c->cohort.minimum, 1, 1e9);
   ReadIn(toml, "cohort", "maximum", &c->cohort.maximum, 0, 1e9);
   ReadIn(toml, "cohort", "fraction", &c->cohort.fraction, 1e-9, 1);
+  ReadCount(toml, &c->cohort);
   toml.Require(c->cohort.maximum == 0 || c->cohort.minimum <= c->cohort.maximum, "cohort",
                "minimum",
                absl::StrCat("[cohort] minimum = ", c->cohort.minimum,
                             " passes maximum = ", c->cohort.maximum, ": no round could succeed"));
-  ReadIn(toml, "straggler", "deadline_s", &c->straggler.deadline_s, 0.05, 1e7);
-  ReadIn(toml, "straggler", "quorum", &c->straggler.quorum, 1e-9, 1);
-  ReadIn(toml, "straggler", "rejoin_grace_s", &c->straggler.rejoin_grace_s, 0, 1e6);
+  ReadStraggler(toml, *c, &c->straggler);
   toml.Read("compression", "codec", &c->compression.codec);
   if (const auto codec = compression::CodecPolicy::Parse(c->compression.codec); !codec.ok()) {
     toml.Complain("compression", "codec",
@@ -198,7 +269,7 @@ absl::StatusOr<Config> Interpret(TomlReader toml) {
     ReadRun(toml, &*config.run);
     ReadAggregation(toml, &config.aggregation);
     ReadRoundSections(toml, &config);
-    ReadTraining(toml, &config.training);
+    ReadTraining(toml, config.straggler, &config.training);
     CheckRunTogether(toml, config);
   } else {
     for (const std::string& section : kRunSections) {

@@ -79,10 +79,18 @@ struct RunConfig {   // [run]
   uint32_t max_failed_rounds = 5;  // in a row, then exit 1
 };
 
-struct AggregationConfig {    // [aggregation]
-  std::string rule = "mean";  // the only one now
-  std::string optimizer = "fedavg";
-  double server_learning_rate = 1;
+struct AggregationConfig {                   // [aggregation]
+  std::string rule = "mean";                 // the only one now
+  std::string optimizer = "fedavg";          // one of aggregation::ServerOptimizerNames()
+  double server_learning_rate = 1;           // default with fedadagrad, fedadam and fedyogi: 0.1
+  double server_momentum = 0.9;              // fedavgm
+  double server_beta1 = 0.9;                 // the adaptive three
+  double server_beta2 = 0.99;                // fedadam, fedyogi
+  double server_tau = 1e-3;                  // the adaptive three
+  std::string server_schedule = "constant";  // one of aggregation::ScheduleKinds()
+  uint64_t server_schedule_rounds = 0;       // step, cosine; 0: [run] rounds
+  double server_schedule_factor = 0.5;       // step, exponential; default with cosine: 0
+  uint64_t server_warmup_rounds = 0;
   std::string partial_sum = "exact";    // the only one now
   int fraction_bits = 30;               // 20..44
   std::optional<double> bound;          // C; default: the largest that the proof allows
@@ -98,13 +106,23 @@ struct AggregationConfig {    // [aggregation]
 struct CohortConfig {    // [cohort]
   uint32_t minimum = 1;  // clients present before a round starts, and accepted before it counts
   uint32_t maximum = 0;  // 0: no limit
-  double fraction = 1;   // (0, 1]
+  double fraction = 1;   // (0, 1]; not with `count`
+  uint64_t count = 0;    // clients wanted in a round; 0: `fraction` of them
+  double over_selection = 1.3;  // with `count`: so many times as many are asked; 1..10
 };
 
-struct StragglerConfig {  // [straggler]
-  double deadline_s = 600;
-  double quorum = 1;          // (0, 1]
-  double rejoin_grace_s = 5;  // a member that vanished is awaited this long
+struct StragglerConfig {              // [straggler]
+  double deadline_s = 600;            // the most
+  std::string deadline = "adaptive";  // or "fixed": deadline_s
+  double deadline_floor_s = 5;        // adaptive: the least
+  double deadline_quantile = 0.8;     // adaptive: of the members' completion times; (0, 1]
+  double deadline_margin = 2;         // adaptive: times that; 1..100
+  double participation = 0.75;        // adaptive: the share wanted in; [0, 1]
+  double degraded_work = 1;           // (0, 1]: of its steps, that a slow client is asked for
+  std::string late = "drop";          // or "carry"
+  uint32_t max_staleness = 4;         // carry: rounds late at most; 1..1000
+  double quorum = 1;                  // (0, 1]
+  double rejoin_grace_s = 5;          // a member that vanished is awaited this long
 };
 
 struct CompressionConfig {  // [compression]
@@ -118,9 +136,9 @@ struct CheckpointConfig {  // [checkpoint]
 
 // [training]: hyperparameters handed to clients; ranges: aggregation/hyperparameters.h
 struct TrainingConfig {
-  std::map<std::string, double> values = {{"lr", 0.05},        {"momentum", 0},
-                                          {"weight_decay", 0}, {"local_epochs", 1},
-                                          {"batch_size", 32},  {"mu", 0}};
+  std::map<std::string, double> values = {
+      {"lr", 0.05},       {"momentum", 0}, {"weight_decay", 0}, {"local_epochs", 1},
+      {"batch_size", 32}, {"mu", 0},       {"fednova", 0}};
 };
 
 struct Config {

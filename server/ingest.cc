@@ -119,7 +119,7 @@ bool Collector::CheckUpload(const v1::UploadHeader& header, v1::UploadResponse* 
     return reject("session", absl::StrCat("\"", header.id(), "\" has no session of epoch ",
                                           header.epoch(), " here; join first"));
   }
-  if (machine_ == nullptr || spec_.kind() != v1::TRAIN) {
+  if (!MayCarry(header) && (machine_ == nullptr || spec_.kind() != v1::TRAIN)) {
     *response =
         Answer(v1::UploadResponse::STALE, "round",
                absl::StrCat("round ", header.round(), " is not open; wait for the next task"));
@@ -140,11 +140,31 @@ bool Collector::CheckUpload(const v1::UploadHeader& header, v1::UploadResponse* 
   return true;
 }
 
+bool Collector::MayCarry(const v1::UploadHeader& header) const {
+  if (stragglers_.late() != aggregation::Late::kCarry || stopped_.has_value()) return false;
+  const auto child = children_.find(header.id());
+  if (child == children_.end() || child->second.epoch != header.epoch()) return false;
+  if (machine_ != nullptr && spec_.kind() == v1::TRAIN) {
+    return !machine_->open() && machine_->OwedRound(header.id()) == header.round();
+  }
+  return child->second.owes != 0 && child->second.owes == header.round();
+}
+
+void Collector::TakeHeld() {
+  auto held = std::move(held_);
+  held_.clear();
+  for (const auto& upload : held) UploadStart(upload);
+}
+
 void Collector::UploadStart(const std::shared_ptr<Upload>& upload) {
   const v1::UploadHeader& header = upload->header();
   v1::UploadResponse response;
   if (!CheckUpload(header, &response)) {
     upload->Reply(response);
+    return;
+  }
+  if (MayCarry(header)) {
+    held_.push_back(upload);
     return;
   }
   if (first_upload_ == absl::ZeroDuration()) first_upload_ = loop_->Now();
@@ -173,6 +193,7 @@ void Collector::UploadStart(const std::shared_ptr<Upload>& upload) {
     }
     EndTicket(admission.replaces);
   }
+  stragglers_.OfferSeen(header.id(), loop_->Now());
   upload->ticket = admission.ticket;
   tickets_[admission.ticket].upload = upload;
   const uint64_t most = std::min(aggregation::MaxEncodedBytes(*layout_), budget_.limit());
@@ -184,9 +205,10 @@ void Collector::UploadStart(const std::shared_ptr<Upload>& upload) {
     RefuseTicket(admission.ticket, "size");
     return;
   }
-  Reserve(admission.ticket, header.encoded_bytes(), [this, upload] {
+  const auto weight = static_cast<int64_t>(admission.weight);
+  Reserve(admission.ticket, header.encoded_bytes(), [this, upload, weight] {
     const v1::UploadHeader& h = upload->header();
-    upload->Admit(std::make_unique<aggregation::UpdateAssembler>(layout_, grid_, h.id(), h.weight(),
+    upload->Admit(std::make_unique<aggregation::UpdateAssembler>(layout_, grid_, h.id(), weight,
                                                                  h.encoded_bytes()));
   });
   Rearm();
@@ -206,13 +228,16 @@ void Collector::UploadComplete(const std::shared_ptr<Upload>& upload,
     return;
   }
   if (!machine_->Commit(ticket)) {
-    upload->Reply(Answer(v1::UploadResponse::STALE, "round",
-                         "the round closed while the update was on its way"));
+    const bool carry = MayCarry(upload->header());
+    upload->Reply(Answer(carry ? v1::UploadResponse::RETRY : v1::UploadResponse::STALE, "round",
+                         carry ? "the round has closed; sent again, it may count in the next"
+                               : "the round closed while the update was on its way"));
     EndTicket(ticket);
     return;
   }
   tickets_[ticket].metrics = *std::move(metrics);
   last_upload_ = loop_->Now();
+  stragglers_.Whole(upload->header().id(), update->encoded_bytes(), false, last_upload_);
   bytes_.from_clients += update->encoded_bytes();
   bytes_.below += update->encoded_bytes();
   pool_.Fold(std::move(update),
@@ -221,6 +246,7 @@ void Collector::UploadComplete(const std::shared_ptr<Upload>& upload,
 
 void Collector::UploadFailed(const std::shared_ptr<Upload>& upload,
                              const aggregation::Refusal& refusal) {
+  std::erase(held_, upload);
   if (!Holds(upload->ticket, upload)) return;
   const uint64_t ticket = upload->ticket;
   const std::string& id = upload->header().id();
@@ -312,6 +338,7 @@ void Collector::PartialStart(const std::shared_ptr<IncomingPartial>& partial) {
     return;
   }
   if (tickets_.contains(admission.replaces)) EndTicket(admission.replaces);
+  stragglers_.OfferSeen(header.id(), loop_->Now());
   partial->ticket = admission.ticket;
   tickets_[admission.ticket].partial = partial;
   Reserve(admission.ticket, std::max<uint64_t>(header.packed_bytes(), 1),
@@ -331,6 +358,7 @@ void Collector::PartialComplete(const std::shared_ptr<IncomingPartial>& partial,
   }
   tickets_[ticket].metrics = header.metrics();
   last_partial_ = loop_->Now();
+  stragglers_.Whole(header.id(), header.packed_bytes(), true, last_partial_);
   bytes_.from_aggregators += header.packed_bytes();
   bytes_.below += header.ingress_bytes();
   std::map<std::string, uint64_t> rejected;

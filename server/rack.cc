@@ -174,8 +174,8 @@ class Rack final : public NodeBase, public UplinkHandler {
     }
     // Leave time to forward: what it took so far (or a guess), but at most half of the deadline.
     const absl::Duration all = absl::Milliseconds(spec.deadline_ms());
-    const absl::Duration keep = std::min(forward_time_, all / 2);
-    spec.set_deadline_ms(static_cast<uint64_t>(absl::ToInt64Milliseconds(all - keep)));
+    spec.set_deadline_ms(static_cast<uint64_t>(
+        absl::ToInt64Milliseconds(aggregation::ChildDeadline(all, forward_time_))));
     round_started_ = loop_.Now();
     const absl::Status status =
         collector_->Begin(spec, *grid, 1, absl::Seconds(c_.straggler.rejoin_grace_s), model_);

@@ -7,6 +7,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_join.h"
+#include "aggregation/fednova.h"
 #include "aggregation/optimizer.h"
 #include "base/status.h"
 #include "models/builtin.h"
@@ -20,6 +21,8 @@ namespace tributary::server {
 namespace {
 
 constexpr absl::Duration kWaitingLogEvery = absl::Seconds(10);
+// Protobuf messages end at 2 GiB; some of it is for the rest of the state.
+constexpr uint64_t kMostStateBytes = 2'000'000'000;
 
 class Root final : public NodeBase {
  public:
@@ -29,9 +32,6 @@ class Root final : public NodeBase {
     std::string note;
     ASSIGN_OR_RETURN(grid_, aggregation::ProveGrid(GridRequestOf(c_.aggregation), &note));
     if (!note.empty()) spdlog::warn("{}", note);
-    ASSIGN_OR_RETURN(optimizer_,
-                     aggregation::MakeServerOptimizer(c_.aggregation.optimizer,
-                                                      c_.aggregation.server_learning_rate));
     auto store = CheckpointStore::Open(
         {.directory = c_.checkpoint.directory, .run = c_.run->name, .keep = c_.checkpoint.keep});
     if (!store.ok()) return Annotate(store.status(), Where("checkpoint.directory"));
@@ -55,11 +55,35 @@ class Root final : public NodeBase {
                                               : models::ReadSafetensors(c_.run->model);
     if (!model.ok()) return Annotate(model.status(), Where("run.model"));
     ASSIGN_OR_RETURN(auto layout, WithPolicies(model->layout, c_.aggregation.policies));
+    RETURN_IF_ERROR(MakeOptimizer(layout));
     model_ = ModelVersion::Make(0, std::move(layout), std::move(model->bytes));
     spdlog::info("run \"{}\" starts: model \"{}\", {} tensors, {} elements, SHA-256 {}",
                  c_.run->name, c_.run->model, model_->layout->tensors().size(),
                  model_->layout->elements(), absl::BytesToHexString(model_->sha256));
     return absl::OkStatus();
+  }
+
+  absl::Status MakeOptimizer(std::shared_ptr<const aggregation::ModelLayout> layout) {
+    const AggregationConfig& a = c_.aggregation;
+    const uint64_t rounds = a.server_schedule_rounds;
+    ASSIGN_OR_RETURN(optimizer_, aggregation::MakeServerOptimizer(
+                                     {.name = a.optimizer,
+                                      .schedule = {.rate = a.server_learning_rate,
+                                                   .kind = a.server_schedule,
+                                                   .rounds = rounds > 0 ? rounds : c_.run->rounds,
+                                                   .factor = a.server_schedule_factor,
+                                                   .warmup = a.server_warmup_rounds},
+                                      .momentum = a.server_momentum,
+                                      .beta1 = a.server_beta1,
+                                      .beta2 = a.server_beta2,
+                                      .tau = a.server_tau,
+                                      .threads = FoldWorkers(c_.limits)},
+                                     std::move(layout)));
+    if (optimizer_->state_bytes() <= kMostStateBytes) return absl::OkStatus();
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the moments of [aggregation] optimizer = \"", a.optimizer, "\" have ",
+        optimizer_->state_bytes(), " bytes for this model, a checkpoint's state holds ",
+        kMostStateBytes, "; take fedavg, or a smaller model"));
   }
 
   absl::Status Resume(Checkpoint checkpoint) {
@@ -70,6 +94,7 @@ class Root final : public NodeBase {
                        " has seed ", state.seed(), ", the config ", c_.run->seed,
                        "; give the run another name, or its seed back"));
     }
+    RETURN_IF_ERROR(MakeOptimizer(checkpoint.model.layout));
     RETURN_IF_ERROR(optimizer_->Restore({state.optimizer().begin(), state.optimizer().end()}));
     model_ = ModelVersion::Make(state.version(), checkpoint.model.layout,
                                 std::move(checkpoint.model.bytes));
@@ -160,6 +185,11 @@ class Root final : public NodeBase {
     *spec.mutable_grid() = grid_.ToProto();
     spec.set_codec(c_.compression.codec);
     spec.set_cohort_fraction(c_.cohort.fraction);
+    if (c_.cohort.count > 0) {
+      spec.set_cohort_count(aggregation::OverSelected(c_.cohort.count, c_.cohort.over_selection));
+      spec.set_target(c_.cohort.count);
+    }
+    *spec.mutable_stragglers() = StragglersProto(c_.straggler);
     spec.set_deadline_ms(static_cast<uint64_t>(c_.straggler.deadline_s * 1000));
     spec.set_minimum(c_.cohort.minimum);
     spec.set_maximum(c_.cohort.maximum);
@@ -178,6 +208,7 @@ class Root final : public NodeBase {
     // A cohort that is a fraction of the clients has a minimum of its own size: it is 1 to the
     // machine, the config's minimum says how many must be present.
     const uint32_t minimum = kind == v1::TRAIN && c_.cohort.fraction >= 1 ? c_.cohort.minimum : 1;
+    if (kind == v1::TRAIN) collector_->SettleAll();
     const absl::Status status = collector_->Begin(
         spec_, grid_, minimum, absl::Seconds(c_.straggler.rejoin_grace_s), model_);
     if (!status.ok()) End(v1::Stop::FAILED, Text(status), status);
@@ -245,7 +276,19 @@ class Root final : public NodeBase {
     Applied out;
     const absl::Duration start = clock_.Monotonic();
     std::vector<uint8_t> next(model_->bytes.size());
-    out.status = optimizer_->Apply(*collector_->sum(), grid_, result.weight, model_->bytes, next);
+    double scale = 1;
+    if (c_.training.values.at("fednova") > 0) {
+      const auto steps = aggregation::EffectiveSteps(report_.collected.metrics);
+      out.status = steps.status();
+      if (!out.status.ok()) return out;
+      scale = *steps;
+    }
+    out.status = optimizer_->Apply({.sum = *collector_->sum(),
+                                    .grid = grid_,
+                                    .weight = result.weight,
+                                    .round = spec.round(),
+                                    .scale = scale},
+                                   model_->bytes, next);
     if (!out.status.ok()) return out;
     out.model = ModelVersion::Make(spec.round(), model_->layout, std::move(next));
     const absl::Duration applied = clock_.Monotonic();
@@ -282,6 +325,7 @@ class Root final : public NodeBase {
     }
     failed_in_a_row_ = 0;
     round_ = spec_.round();
+    optimizer_->Commit();
     model_ = out.model;
     report_.committed = true;
     report_.collected.phases.apply = out.apply;

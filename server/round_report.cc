@@ -49,6 +49,10 @@ std::string ToJson(const RoundReport& r) {
   json["late"] = c.result.late;
   json["rejected"] = c.result.rejected.empty() ? nlohmann::ordered_json::object()
                                                : nlohmann::ordered_json(c.result.rejected);
+  json["wait"] = {{"deadline", c.wait.deadline},     {"closed_by", c.wait.closed_by},
+                  {"asked", c.wait.asked},           {"gone", c.wait.gone},
+                  {"unanswered", c.wait.unanswered}, {"carried", c.wait.carried},
+                  {"degraded", c.wait.degraded}};
   json["children"] = c.result.children.size();
   json["bytes"] = {{"from_clients", c.bytes.from_clients},
                    {"from_aggregators", c.bytes.from_aggregators},

@@ -15,6 +15,8 @@ void Set(const std::string& name, double value, Hyperparameters* out) {
   if (name == "local_epochs") out->local_epochs = static_cast<uint32_t>(value);
   if (name == "batch_size") out->batch_size = static_cast<uint32_t>(value);
   if (name == "mu") out->mu = value;
+  if (name == "work") out->work = value;
+  if (name == "fednova") out->fednova = value == 1;
 }
 
 }  // namespace
@@ -27,6 +29,10 @@ absl::StatusOr<Hyperparameters> ReadHyperparameters(const v1::RoundSpec& spec) {
           absl::StrCat(status.message(), "; correct the run's [training]"));
     }
     Set(name, value, &read);
+  }
+  if (read.fednova && read.mu > 0) {
+    return absl::InvalidArgumentError(
+        "fednova with mu above 0 is not known here; set one of them to 0 in the run's [training]");
   }
   return read;
 }

@@ -18,6 +18,8 @@ struct Hyperparameters {
   uint32_t local_epochs = 1;  // 1..10,000 passes over the client's examples
   uint32_t batch_size = 32;   // 0: all examples in one step; a partial last batch is kept
   double mu = 0;              // >= 0, FedProx (Li et al., 2020): g += mu * (w - base)
+  double work = 1;            // (0, 1]: this share of the steps, rounded up, then it stops
+  bool fednova = false;  // the delta is divided by its normalised steps (aggregation/fednova.h)
 };
 
 // INVALID_ARGUMENT: an unknown name (lists the known ones) or a value out of its range.

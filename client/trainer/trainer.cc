@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "absl/strings/str_cat.h"
+#include "aggregation/fednova.h"
 #include "base/philox.h"
 #include "base/status.h"
 #include "client/trainer/hyperparameters.h"
@@ -130,12 +131,20 @@ absl::StatusOr<TrainResult> TorchTrainer::TrainOn(Network& network, const TrainT
   torch::manual_seed(
       PhiloxStream(SeededHash(seed, "torch", client_id_), task.spec.round()).Next64());
   const PhiloxStream order(SeededHash(seed, "shuffle", client_id_), task.spec.round());
-  ASSIGN_OR_RETURN(const double loss,
+  ASSIGN_OR_RETURN(const Trained trained,
                    TrainLocally(&network, data_.train, data_.format, how, order, cancelled));
   TrainResult result;
   result.weight = static_cast<double>(data_.train.size());
   TakeDeltas(task, match, network, &result);
-  result.metrics.push_back(MakeMetric("loss", loss, data_.train.size()));
+  result.metrics.push_back(MakeMetric("loss", trained.loss, data_.train.size()));
+  if (how.fednova) {
+    const double steps = aggregation::NormalisedSteps(trained.steps, how.momentum);
+    for (std::vector<float>& tensor : result.floats) {
+      for (float& delta : tensor) delta = static_cast<float>(static_cast<double>(delta) / steps);
+    }
+    result.metrics.push_back(
+        MakeMetric(aggregation::kStepsMetric, steps / aggregation::kStepsUnit, data_.train.size()));
+  }
   return result;
 }
 

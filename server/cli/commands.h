@@ -37,4 +37,10 @@ struct DemoOptions {
 };
 int Demo(const DemoOptions& options);
 
+struct SimulateOptions {
+  std::string file;
+  std::string json;
+};
+int Simulate(const SimulateOptions& options);
+
 }  // namespace tributary::cli

@@ -63,7 +63,7 @@ std::string DemoRun::RootConfig() const {
   return absl::StrFormat(
       "[run]\nname = \"demo\"\nrounds = %d\nseed = %d\nmodel = \"%s\"\nstartup_limit_s = 120\n\n"
       "[aggregation]\noptimizer = \"fedavg\"\n\n[cohort]\nminimum = %d\n\n"
-      "[straggler]\ndeadline_s = 120\n\n[compression]\ncodec = \"%s\"\n\n"
+      "[straggler]\ndeadline = \"fixed\"\ndeadline_s = 120\n\n[compression]\ncodec = \"%s\"\n\n"
       "[checkpoint]\ndirectory = \"%s\"\n\n[training]\nlr = 0.05\nmomentum = 0.9\nlocal_epochs = "
       "1\nbatch_size = 32\n",
       o_.rounds, o_.seed, o_.model, o_.clients, o_.codec, (out_ / "checkpoints").string());

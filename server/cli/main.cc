@@ -35,7 +35,7 @@ struct Bench {
     AddTransport(*command, code);
     auto* r = command->add_subcommand("round", "whole rounds by real processes, without training");
     r->add_option("--scenario", round.scenario)
-        ->check(CLI::IsMember({"ingest", "overhead", "sessions"}))
+        ->check(CLI::IsMember({"ingest", "overhead", "sessions", "simulated"}))
         ->capture_default_str();
     r->add_option("--clients", round.clients)->check(CLI::Range(1, 100000))->capture_default_str();
     r->add_option("--model", round.model)->capture_default_str();
@@ -71,6 +71,7 @@ struct Bench {
     c->add_option("--joins-per-s", senders.joins_per_s);
     c->add_option("--model", senders.model);
     c->add_option("--codec", senders.codec);
+    c->add_option("--modelled", senders.modelled);
     c->callback([this, code] { *code = bench::Senders(senders); });
   }
 
@@ -136,6 +137,14 @@ int Main(int argc, char** argv) {
   app.add_subcommand("codecs", "list the codecs and what each can promise")->callback([&] {
     code = ListCodecs();
   });
+
+  SimulateOptions simulate;
+  auto* simulate_command = app.add_subcommand(
+      "simulate", "rounds in virtual time: production policies, modelled clients and network");
+  simulate_command->add_option("file", simulate.file, "the model (configs/simulate.toml)")
+      ->required();
+  simulate_command->add_option("--json", simulate.json, "write the figures to this file");
+  simulate_command->callback([&] { code = Simulate(simulate); });
 
   DoctorOptions doctor;
   auto* doctor_command = app.add_subcommand(

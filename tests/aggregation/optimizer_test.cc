@@ -8,7 +8,6 @@
 #include <cstring>
 #include <limits>
 
-#include "aggregation/internal/narrow_float.h"
 #include "testing.h"
 
 namespace tributary::aggregation {
@@ -17,8 +16,9 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-std::unique_ptr<ServerOptimizer> FedAvg(double learning_rate = 1) {
-  auto optimizer = MakeServerOptimizer("fedavg", learning_rate);
+std::unique_ptr<ServerOptimizer> FedAvg(const testing::LayoutPtr& layout,
+                                        double learning_rate = 1) {
+  auto optimizer = MakeServerOptimizer({.schedule = {.rate = learning_rate}}, layout);
   EXPECT_TRUE(optimizer.ok()) << optimizer.status();
   return *std::move(optimizer);
 }
@@ -56,7 +56,9 @@ absl::StatusOr<std::vector<T>> Applied(DType dtype, Policy policy, const std::ve
 
   const std::vector<uint8_t> before = BytesOf(base);
   std::vector<uint8_t> next(before.size());
-  const absl::Status status = FedAvg(learning_rate)->Apply(*sum, widest, weight, before, next);
+  const absl::Status status =
+      FedAvg(layout, learning_rate)
+          ->Apply({.sum = *sum, .grid = widest, .weight = weight}, before, next);
   if (!status.ok()) return status;
   return ValuesOf<T>(next);
 }
@@ -129,7 +131,7 @@ TEST(FedAvgTest, KeepsTheModelWhereNothingWasFoldedIntoAMaxTensor) {
   const auto ints = BytesOf<int64_t>({-4});
   base.insert(base.end(), ints.begin(), ints.end());
   std::vector<uint8_t> next(base.size());
-  ASSERT_TRUE(FedAvg()->Apply(*sum, Grid(), 1, base, next).ok());
+  ASSERT_TRUE(FedAvg(layout)->Apply({*sum, Grid(), 1}, base, next).ok());
   EXPECT_EQ(next, base);
 }
 
@@ -151,7 +153,7 @@ TEST(FedAvgTest, KeepsSkippedTensorsAndPlacesTheOthersAtAnyAddress) {
   const auto d = BytesOf<double>({1.25});
   base.insert(base.end(), d.begin(), d.end());
   std::vector<uint8_t> next(base.size());
-  ASSERT_TRUE(FedAvg()->Apply(*sum, Grid(), 4, base, next).ok());
+  ASSERT_TRUE(FedAvg(layout)->Apply({*sum, Grid(), 4}, base, next).ok());
   std::vector<uint8_t> expected = {251, 0, 7, 1, 2, 3, 4, 0, 1};
   const auto moved = BytesOf<double>({1.75});
   expected.insert(expected.end(), moved.begin(), moved.end());
@@ -181,11 +183,11 @@ TEST(FedAvgTest, RefusesAWeightOfZeroAndModelsOfTheWrongSize) {
   const auto sum = testing::MakeAccumulator(layout, Grid());
   std::vector<uint8_t> model(16);
   std::vector<uint8_t> next(16);
-  EXPECT_EQ(FedAvg()->Apply(*sum, Grid(), 0, model, next).code(),
+  EXPECT_EQ(FedAvg(layout)->Apply({*sum, Grid(), 0}, model, next).code(),
             absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(FedAvg()->Apply(*sum, Grid(), 1, std::span(model).first(12), next).code(),
+  EXPECT_EQ(FedAvg(layout)->Apply({*sum, Grid(), 1}, std::span(model).first(12), next).code(),
             absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(FedAvg()->Apply(*sum, Grid(), 1, model, std::span(next).first(12)).code(),
+  EXPECT_EQ(FedAvg(layout)->Apply({*sum, Grid(), 1}, model, std::span(next).first(12)).code(),
             absl::StatusCode::kInvalidArgument);
 }
 
@@ -200,92 +202,13 @@ TEST(FedAvgTest, AgreesWithDoublesOverAWholeModel) {
        testing::Assemble(layout, Grid(), testing::Record(*layout, {"fp32"}, "b", 7, b))});
   const std::vector<float> base = testing::RandomDeltas(*layout, 3).floats[0];
   std::vector<uint8_t> next(base.size() * 4);
-  ASSERT_TRUE(FedAvg(0.5)->Apply(*sum, Grid(), 10, BytesOf(base), next).ok());
+  ASSERT_TRUE(FedAvg(layout, 0.5)->Apply({*sum, Grid(), 10}, BytesOf(base), next).ok());
   const auto moved = ValuesOf<float>(next);
   for (size_t i = 0; i < base.size(); ++i) {
     const double expected = base[i] + 0.5 * ((3.0 * a.floats[0][i] + 7.0 * b.floats[0][i]) / 10);
     // Half a unit of the grid, and the float's own rounding.
     ASSERT_NEAR(moved[i], expected, 0x1p-31 + 1e-8) << i;
   }
-}
-
-TEST(ServerOptimizerTest, IsMadeByNameAndRefusesWhatItDoesNotKnow) {
-  EXPECT_EQ(FedAvg()->name(), "fedavg");
-  EXPECT_THAT(MakeServerOptimizer("fedprox", 1).status().message(), HasSubstr("known: fedavg"));
-  for (const double rate : {0.0, -1.0, std::nan(""), std::numeric_limits<double>::infinity()}) {
-    EXPECT_EQ(MakeServerOptimizer("fedavg", rate).status().code(),
-              absl::StatusCode::kInvalidArgument);
-  }
-}
-
-TEST(ServerOptimizerTest, FedAvgKeepsNoStateAndRefusesAnothers) {
-  EXPECT_TRUE(FedAvg()->State().empty());
-  EXPECT_TRUE(FedAvg()->Restore({}).ok());
-  EXPECT_THAT(FedAvg()->Restore({{"momentum", "x"}}).message(), HasSubstr("momentum"));
-}
-
-// --- fp16 and bf16, straight from double.
-
-struct Half {
-  static uint16_t To(double x) { return internal::ToF16(x); }
-  static double From(uint16_t bits) { return internal::FromF16(bits); }
-  static constexpr uint16_t kInfinity = 0x7C00;
-};
-struct Brain {
-  static uint16_t To(double x) { return internal::ToBf16(x); }
-  static double From(uint16_t bits) { return internal::FromBf16(bits); }
-  static constexpr uint16_t kInfinity = 0x7F80;
-};
-template <class Format>
-class NarrowFloatTest : public ::testing::Test {};
-using Formats = ::testing::Types<Half, Brain>;
-TYPED_TEST_SUITE(NarrowFloatTest, Formats);
-
-TYPED_TEST(NarrowFloatTest, ReturnsEveryNumberAsItWas) {
-  for (uint32_t bits = 0; bits < 0x10000; ++bits) {
-    const double value = TypeParam::From(static_cast<uint16_t>(bits));
-    if (std::isnan(value)) {
-      EXPECT_TRUE(std::isnan(TypeParam::From(TypeParam::To(value))));
-    } else {
-      ASSERT_EQ(TypeParam::To(value), bits);
-    }
-  }
-}
-
-TYPED_TEST(NarrowFloatTest, RoundsToTheNearestAndTiesToEven) {
-  for (uint16_t bits = 0; bits + 1 < TypeParam::kInfinity; ++bits) {
-    const double low = TypeParam::From(bits);
-    const double high = TypeParam::From(bits + 1);
-    ASSERT_LT(low, high);
-    const double middle = low + (high - low) / 2;  // exact: doubles have bits to spare
-    ASSERT_EQ(TypeParam::To(middle), bits + bits % 2) << bits;
-    ASSERT_EQ(TypeParam::To(std::nextafter(middle, 0)), bits);
-    ASSERT_EQ(TypeParam::To(std::nextafter(middle, HUGE_VAL)), bits + 1);
-    ASSERT_EQ(TypeParam::To(-middle), 0x8000 | (bits + bits % 2));
-  }
-}
-
-TYPED_TEST(NarrowFloatTest, OverflowsToInfinityWhereIeeeDoes) {
-  const uint16_t last = TypeParam::kInfinity - 1;
-  const double largest = TypeParam::From(last);
-  const double half_step = (largest - TypeParam::From(last - 1)) / 2;
-  EXPECT_EQ(TypeParam::To(std::nextafter(largest + half_step, 0)), last);
-  EXPECT_EQ(TypeParam::To(largest + half_step), TypeParam::kInfinity);  // the tie: the last is odd
-  EXPECT_EQ(TypeParam::To(1e300), TypeParam::kInfinity);
-  EXPECT_EQ(TypeParam::To(-HUGE_VAL), 0x8000 | TypeParam::kInfinity);
-  EXPECT_EQ(TypeParam::To(5e-324), 0);
-  EXPECT_EQ(TypeParam::To(-5e-324), 0x8000);
-}
-
-TEST(NarrowFloatTest, MatchesPublishedPatterns) {
-  EXPECT_EQ(internal::FromF16(0x3C00), 1);
-  EXPECT_EQ(internal::FromF16(0x7BFF), 65504);
-  EXPECT_EQ(internal::FromF16(0x0001), 0x1p-24);
-  EXPECT_EQ(internal::FromF16(0x3555), 0.333251953125);
-  EXPECT_EQ(internal::FromF16(0xC000), -2);
-  EXPECT_EQ(internal::FromBf16(0x3F80), 1);
-  EXPECT_EQ(internal::FromBf16(0x4049), 3.140625);
-  EXPECT_EQ(internal::FromBf16(0x0001), 0x1p-133);
 }
 
 }  // namespace

@@ -55,7 +55,8 @@ class Cluster {
               "[node]\nname = \"global\"\nlisten = \"127.0.0.1:%d\"\n[transport]\nkind = \"%s\"\n"
               "listen = \"127.0.0.1:0\"\n"
               "[run]\nname = \"e2e\"\nrounds = %d\nmodel = \"logreg\"\nstartup_limit_s = 60\n"
-              "[cohort]\nminimum = %d\n[straggler]\ndeadline_s = 60\nrejoin_grace_s = "
+              "[cohort]\nminimum = %d\n[straggler]\ndeadline = \"fixed\"\ndeadline_s = "
+              "60\nrejoin_grace_s = "
               "20\n[checkpoint]\n"
               "directory = \"%s\"\n%s",
               port, kind_, rounds, minimum, dir_ + "/checkpoints", more));

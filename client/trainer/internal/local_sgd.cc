@@ -60,17 +60,26 @@ class LocalSgd {
   LocalSgd(const LocalSgd&) = delete;
   LocalSgd& operator=(const LocalSgd&) = delete;
 
-  // The mean loss of one pass.
-  absl::StatusOr<double> Epoch(PhiloxStream* random, const std::function<bool()>& cancelled) {
+  int64_t batch() const {
+    return how_.batch_size == 0 ? data_.size() : std::min<int64_t>(how_.batch_size, data_.size());
+  }
+  uint64_t StepsAnEpoch() const {
+    return static_cast<uint64_t>((data_.size() + batch() - 1) / batch());
+  }
+
+  // One pass, of at most `steps` steps (1 or more); the mean loss over them.
+  absl::StatusOr<double> Epoch(uint64_t steps, PhiloxStream* random,
+                               const std::function<bool()>& cancelled) {
     const int64_t n = data_.size();
-    const int64_t batch = how_.batch_size == 0 ? n : std::min<int64_t>(how_.batch_size, n);
+    const int64_t batch = this->batch();
     torch::Tensor order;
     if (how_.batch_size != 0) {
       order = torch::arange(n, torch::kLong);
       Shuffle(&order, random);
     }
     double total = 0;
-    for (int64_t begin = 0; begin < n; begin += batch) {
+    int64_t seen = 0;
+    for (int64_t begin = 0; begin < n && steps > 0; begin += batch, --steps) {
       if (cancelled()) return absl::CancelledError("the round is over");
       const int64_t size = std::min(batch, n - begin);
       double loss = 0;
@@ -85,8 +94,9 @@ class LocalSgd {
                                                   " with lr ", how_.lr, "; lower lr"));
       }
       total += loss * static_cast<double>(size);
+      seen += size;
     }
-    return total / static_cast<double>(n);
+    return total / static_cast<double>(seen);
   }
 
  private:
@@ -120,16 +130,19 @@ class LocalSgd {
 
 }  // namespace
 
-absl::StatusOr<double> TrainLocally(Network* network, const Examples& examples,
-                                    const ImageFormat& format, const Hyperparameters& how,
-                                    PhiloxStream order, const std::function<bool()>& cancelled) {
+absl::StatusOr<Trained> TrainLocally(Network* network, const Examples& examples,
+                                     const ImageFormat& format, const Hyperparameters& how,
+                                     PhiloxStream order, const std::function<bool()>& cancelled) {
   network->SetTraining(true);
   LocalSgd sgd(network, MakeTensors(examples, format), how);
-  double loss = 0;
-  for (uint32_t epoch = 0; epoch < how.local_epochs; ++epoch) {
-    ASSIGN_OR_RETURN(loss, sgd.Epoch(&order, cancelled));
+  const uint64_t an_epoch = sgd.StepsAnEpoch();
+  const auto all = static_cast<double>(an_epoch * how.local_epochs);
+  Trained trained;
+  trained.steps = static_cast<uint64_t>(std::ceil(all * how.work * (1 - 1e-12)));
+  for (uint64_t left = trained.steps; left > 0; left -= std::min(left, an_epoch)) {
+    ASSIGN_OR_RETURN(trained.loss, sgd.Epoch(std::min(left, an_epoch), &order, cancelled));
   }
-  return loss;
+  return trained;
 }
 
 TestScore Test(Network* network, const Examples& examples, const ImageFormat& format) {

@@ -11,11 +11,15 @@
 
 namespace tributary::client::trainer {
 
-// Trains the network in place. Returns the mean loss over the last epoch. CANCELLED, OUT_OF_RANGE
-// (the loss is not finite). Throws what torch throws.
-absl::StatusOr<double> TrainLocally(Network* network, const Examples& examples,
-                                    const ImageFormat& format, const Hyperparameters& how,
-                                    PhiloxStream order, const std::function<bool()>& cancelled);
+struct Trained {
+  double loss = 0;  // mean over the last epoch, or what was done of it
+  uint64_t steps = 0;
+};
+// Trains the network in place. CANCELLED, OUT_OF_RANGE (the loss is not finite). Throws what torch
+// throws.
+absl::StatusOr<Trained> TrainLocally(Network* network, const Examples& examples,
+                                     const ImageFormat& format, const Hyperparameters& how,
+                                     PhiloxStream order, const std::function<bool()>& cancelled);
 
 struct TestScore {
   double loss = 0;      // mean cross entropy

@@ -74,8 +74,8 @@ class Round {
   // The next model's float tensors.
   testing::Weights Finish() const {
     std::vector<uint8_t> next(task_.base->size());
-    const auto optimizer = *aggregation::MakeServerOptimizer("fedavg", 1);
-    EXPECT_TRUE(optimizer->Apply(*sum_, grid_, weight_, *task_.base, next).ok());
+    const auto optimizer = *aggregation::MakeServerOptimizer({}, task_.layout);
+    EXPECT_TRUE(optimizer->Apply({*sum_, grid_, weight_}, *task_.base, next).ok());
     TrainTask after = task_;
     after.base = std::make_shared<const std::vector<uint8_t>>(std::move(next));
     testing::Weights weights;

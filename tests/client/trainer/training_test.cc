@@ -169,6 +169,34 @@ TEST(Training, ABatchLargerThanTheDataIsOneStep) {
   EXPECT_LT(by_hand.LargestError(Train(*trainer, task)), 1e-6);
 }
 
+TEST(Training, DoesOnlyTheShareOfItsStepsThatIsAskedFor) {
+  const auto data = PatternData(28, 28, 12, 0);
+  const auto trainer = MakeTrainer(MakePool("logreg"), data);
+  // Of 10 steps a quarter, rounded up: 3.
+  const TrainTask task = BuiltinTask(
+      "logreg", {{"lr", 0.01}, {"batch_size", 0}, {"local_epochs", 10}, {"work", 0.25}});
+  LogRegByHand by_hand(task, data, data.train);
+  for (int step = 0; step < 3; ++step) by_hand.Step(0.01, 0, 0, 0);
+  EXPECT_LT(by_hand.LargestError(Train(*trainer, task)), 1e-6);
+}
+
+TEST(Training, FedNovaDividesTheDeltaByTheNormalisedStepsAndTellsThem) {
+  const auto data = PatternData(28, 28, 12, 0);
+  const auto trainer = MakeTrainer(MakePool("logreg"), data);
+  Values values = {{"lr", 0.01}, {"batch_size", 0}, {"local_epochs", 3}, {"momentum", 0.5}};
+  const TrainResult plain = Train(*trainer, BuiltinTask("logreg", values));
+  values["fednova"] = 1;
+  const TrainResult nova = Train(*trainer, BuiltinTask("logreg", values));
+  constexpr float kNorm = 1.75f + 1.5f + 1;  // what three gradients move by under momentum 1/2
+  for (size_t i = 0; i < plain.floats[0].size(); ++i) {
+    ASSERT_NEAR(nova.floats[0][i], plain.floats[0][i] / kNorm, 1e-9) << i;
+  }
+  ASSERT_EQ(nova.metrics.size(), 2);
+  EXPECT_EQ(nova.metrics[1].name(), "local_kilosteps");
+  EXPECT_DOUBLE_EQ(nova.metrics[1].value(), 4.25 / 1024);
+  EXPECT_EQ(nova.metrics[1].weight(), 12);
+}
+
 TEST(Training, LossFalls) {
   const auto trainer =
       MakeTrainer(MakePool("mlp-digits"), {Digits().format, Digits().train, Digits().test});

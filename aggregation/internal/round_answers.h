@@ -1,0 +1,29 @@
+// What the two halves of the round machine share.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+#include "aggregation/round.h"
+
+namespace tributary::aggregation::internal {
+
+// Counts come from children too: they stop at the top and do not wrap.
+inline uint64_t AddSaturating(uint64_t a, uint64_t b) {
+  return b > std::numeric_limits<uint64_t>::max() - a ? std::numeric_limits<uint64_t>::max()
+                                                      : a + b;
+}
+
+inline bool IsAnswered(Answer answer) {
+  return answer == Answer::kAccepted || answer == Answer::kRejected || answer == Answer::kDeclined;
+}
+
+inline bool IsIn(Answer answer) {
+  return answer == Answer::kFolding || answer == Answer::kAccepted;
+}
+
+inline bool IsPending(Answer answer) {
+  return answer == Answer::kAwaited || answer == Answer::kUploading;
+}
+
+}  // namespace tributary::aggregation::internal

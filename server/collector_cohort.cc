@@ -1,0 +1,73 @@
+// The collector's choice of who takes part in a round, and on what terms.
+#include <numeric>
+
+#include "aggregation/cohort.h"
+#include "server/collector.h"
+
+namespace tributary::server {
+
+void Collector::SettleAll() {
+  for (auto& [id, child] : children_) child.settled = true;
+}
+
+aggregation::RoundMachine::Member Collector::MemberOf(const std::string& id,
+                                                      const Child& child) const {
+  return {.id = id,
+          .aggregator = child.aggregator,
+          .epoch = child.epoch,
+          .preference = stragglers_.Preference(id),
+          .owes = child.owes,
+          .settled = child.settled};
+}
+
+aggregation::RoundPlan Collector::PlanOf(const v1::RoundSpec& spec, uint32_t minimum) const {
+  const bool train = spec.kind() == v1::TRAIN;
+  aggregation::RoundPlan plan;
+  plan.round = spec.round();
+  plan.seed = spec.seed();
+  plan.cohort_fraction = train ? spec.cohort_fraction() : 1;
+  if (train && spec.cohort_count() > 0) {
+    plan.cohort_count = shares_.at("").count;
+    plan.cohort_fraction = 0;  // a share of nothing is nobody
+  }
+  plan.target = train ? spec.target() : 0;
+  plan.quorum = spec.quorum();
+  plan.minimum = minimum;
+  plan.maximum = train ? spec.maximum() : 0;
+  plan.deadline = absl::Milliseconds(spec.deadline_ms());
+  plan.max_weight = spec.admit_weight() > 0 ? spec.admit_weight() : grid_.max_weight;
+  plan.max_client_weight = spec.max_client_weight();
+  if (train) {
+    plan.late = stragglers_.late();
+    plan.max_staleness = stragglers_.max_staleness();
+  }
+  return plan;
+}
+
+// The spec's count and target, split by the clients behind each child as they are now.
+void Collector::SplitCohort() {
+  shares_.clear();
+  std::vector<std::string> names = {""};
+  std::vector<uint64_t> sizes = {0};
+  std::map<std::string, uint64_t> aggregators;
+  for (const auto& [id, child] : children_) {
+    if (child.aggregator) {
+      aggregators[id] = child.clients;
+    } else {
+      ++sizes[0];
+    }
+  }
+  for (const auto& [id, clients] : aggregators) {
+    names.push_back(id);
+    sizes.push_back(clients);
+  }
+  const auto counts = aggregation::SplitCount(spec_.cohort_count(), sizes);
+  const auto targets = aggregation::SplitCount(spec_.target(), sizes);
+  for (size_t i = 0; i < names.size(); ++i) shares_[names[i]] = {counts[i], targets[i]};
+  // Where fewer are here than are wanted, those who still come are asked here.
+  if (!aggregators.empty() && sizes[0] == 0) return;
+  const uint64_t given = std::accumulate(counts.begin(), counts.end(), uint64_t{0});
+  shares_[""].count += spec_.cohort_count() - given;
+}
+
+}  // namespace tributary::server

@@ -1,0 +1,133 @@
+// Learning from each round what the next may wait for.
+#include "server/stragglers.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+
+#include "google/protobuf/util/message_differencer.h"
+
+namespace tributary::server {
+
+using aggregation::Answer;
+using aggregation::ClosedBy;
+using aggregation::PaceMetric;
+
+namespace {
+
+const char* Name(ClosedBy why) {
+  switch (why) {
+    case ClosedBy::kAnswers:
+      return "answers";
+    case ClosedBy::kTarget:
+      return "target";
+    case ClosedBy::kMaximum:
+      return "maximum";
+    case ClosedBy::kDeadline:
+      return "deadline";
+    case ClosedBy::kTold:
+      return "told";
+    default:
+      return "";
+  }
+}
+
+}  // namespace
+
+v1::Stragglers StragglersProto(const StragglerConfig& config) {
+  v1::Stragglers proto;
+  proto.set_late(config.late);
+  proto.set_max_staleness(config.max_staleness);
+  proto.set_adaptive(config.deadline == "adaptive");
+  proto.set_quantile(config.deadline_quantile);
+  proto.set_margin(config.deadline_margin);
+  proto.set_floor_ms(static_cast<uint64_t>(config.deadline_floor_s * 1000));
+  proto.set_participation(config.participation);
+  proto.set_degraded_work(config.degraded_work);
+  return proto;
+}
+
+void Stragglers::BeginRound(v1::RoundSpec* spec) {
+  const absl::Duration given = absl::Milliseconds(spec->deadline_ms());
+  if (!google::protobuf::util::MessageDifferencer::Equals(policy_, spec->stragglers())) {
+    policy_ = spec->stragglers();
+    aggregation::DeadlineOptions options;
+    options.adaptive = policy_.adaptive();
+    options.floor = absl::Milliseconds(policy_.floor_ms());
+    options.ceiling = absl::InfiniteDuration();
+    options.quantile = policy_.quantile();
+    options.margin = policy_.margin();
+    options.participation = policy_.participation();
+    adaptive_ = aggregation::AdaptiveDeadline(options);
+    late_ = policy_.late() == "carry" ? aggregation::Late::kCarry : aggregation::Late::kDrop;
+    max_staleness_ = policy_.max_staleness();
+  }
+  deadline_ = std::min(given, adaptive_.Next());
+  spec->set_deadline_ms(static_cast<uint64_t>(absl::ToInt64Milliseconds(deadline_)));
+  marks_.clear();
+}
+
+double Stragglers::Work(const std::string& id) const {
+  return pace_.degraded(id) && policy_.degraded_work() > 0 ? policy_.degraded_work() : 1;
+}
+
+void Stragglers::TaskSent(const std::string& id, absl::Duration now) {
+  marks_[id] = {.task = now, .offer = absl::ZeroDuration(), .work = Work(id)};
+}
+
+void Stragglers::OfferSeen(const std::string& id, absl::Duration now) {
+  Mark& mark = marks_[id];
+  mark.offer = now;
+  // The model's way down is in it: the node does not see when a client has it.
+  if (mark.task > absl::ZeroDuration()) {
+    pace_.Observe(id, PaceMetric::kTrain, absl::ToDoubleSeconds(now - mark.task) / mark.work);
+  }
+}
+
+void Stragglers::Whole(const std::string& id, uint64_t bytes, bool aggregator, absl::Duration now) {
+  const auto it = marks_.find(id);
+  if (it == marks_.end() || it->second.offer == absl::ZeroDuration()) return;
+  const double took = absl::ToDoubleSeconds(now - it->second.offer);
+  pace_.Observe(id, aggregator ? PaceMetric::kForward : PaceMetric::kUpload, took);
+  if (took > 0) pace_.Observe(id, PaceMetric::kThroughput, static_cast<double>(bytes) / took);
+}
+
+WaitReport Stragglers::EndRound(const aggregation::RoundMachine& machine, absl::Duration elapsed) {
+  const aggregation::RoundResult result = machine.Result();
+  const bool by_deadline = result.closed_by == ClosedBy::kDeadline;
+  WaitReport report;
+  report.deadline = absl::ToDoubleSeconds(deadline_);
+  report.closed_by = Name(result.closed_by);
+  report.asked = result.asked;
+  report.gone = result.gone;
+  report.carried = result.carried;
+  std::vector<absl::Duration> times;
+  for (const aggregation::MemberTime& member : machine.Times()) {
+    if (member.answer == Answer::kAccepted) {
+      times.push_back(member.took);
+      // Of less work it says what all of it would have taken, about: else a slow member would seem
+      // well as soon as it was spared.
+      const auto mark = marks_.find(member.id);
+      const double work = mark == marks_.end() ? 1 : mark->second.work;
+      pace_.Observe(member.id, PaceMetric::kRound, absl::ToDoubleSeconds(member.took) / work);
+    } else if (member.answer == Answer::kAwaited) {
+      ++report.unanswered;
+      // Where the round closed early nobody knows how much longer it would have taken.
+      times.push_back(by_deadline ? absl::InfiniteDuration() : elapsed);
+      pace_.Missed(member.id, absl::ToDoubleSeconds(elapsed), by_deadline);
+    }
+  }
+  if (result.closed_by != ClosedBy::kTold) adaptive_.Observe(times);
+  for (const aggregation::PaceChange& change : pace_.EndRound()) {
+    if (change.degraded) {
+      spdlog::warn("\"{}\" is slow but not dead: {}; it is chosen less from now on", change.id,
+                   change.why);
+    } else {
+      spdlog::info("\"{}\" has recovered: {}", change.id, change.why);
+    }
+  }
+  report.degraded = pace_.Degraded();
+  return report;
+}
+
+}  // namespace tributary::server

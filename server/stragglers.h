@@ -1,0 +1,65 @@
+// A node's dealings with the slow: its own deadline, who is degraded, and what it reports of both.
+//
+// Everything runs on the node's event loop.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/time/time.h"
+#include "aggregation/deadline.h"
+#include "aggregation/pace.h"
+#include "aggregation/round.h"
+#include "server/config.h"
+#include "tributary/v1/model.pb.h"
+
+namespace tributary::server {
+
+// How a round was waited for; for rounds.jsonl.
+struct WaitReport {
+  double deadline = 0;                // seconds, as this node set it
+  std::string closed_by;              // "answers", "target", "maximum", "deadline", "told"
+  uint64_t asked = 0;                 // members that got a task
+  uint64_t gone = 0;                  // of them, given up
+  uint64_t unanswered = 0;            // of them, awaited to the end
+  uint64_t carried = 0;               // updates of earlier rounds that count in this one
+  std::vector<std::string> degraded;  // members that are slow now, ascending
+};
+
+// The policy as the root's config has it.
+v1::Stragglers StragglersProto(const StragglerConfig& config);
+
+class Stragglers {
+ public:
+  Stragglers() = default;
+
+  // Before each TRAIN round. The spec's deadline becomes this node's: what was given, or less.
+  void BeginRound(v1::RoundSpec* spec);
+  aggregation::Late late() const { return late_; }
+  uint64_t max_staleness() const { return max_staleness_; }
+  double Preference(const std::string& id) const { return pace_.Preference(id); }
+
+  // The share of its steps that it is asked for in its next task; 1: all.
+  double Work(const std::string& id) const;
+  void TaskSent(const std::string& id, absl::Duration now);
+  void OfferSeen(const std::string& id, absl::Duration now);  // its upload or partial sum begins
+  void Whole(const std::string& id, uint64_t bytes, bool aggregator, absl::Duration now);
+  // The round has closed: learns from its times, and names in the log who became slow or well.
+  WaitReport EndRound(const aggregation::RoundMachine& machine, absl::Duration elapsed);
+
+ private:
+  struct Mark {
+    absl::Duration task, offer;
+    double work = 1;
+  };
+  v1::Stragglers policy_;
+  aggregation::Late late_ = aggregation::Late::kDrop;
+  uint64_t max_staleness_ = 0;
+  absl::Duration deadline_;
+  aggregation::AdaptiveDeadline adaptive_{{}};
+  aggregation::PaceTracker pace_{{}};
+  absl::flat_hash_map<std::string, Mark> marks_;  // of this round
+};
+
+}  // namespace tributary::server

@@ -1,0 +1,123 @@
+// What must hold, from books that the machines do not see.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "tests/aggregation/sim/scenario.h"
+
+namespace tributary::sim {
+
+Scenario::Scenario(uint64_t seed, std::map<std::string, int>* seen)
+    : seed_(seed), world_(seed, seen) {}
+
+uint64_t Scenario::Run() {
+  Build();
+  for (auto& edge : edges_) {
+    world_.Later(world_.Seconds(2), [this, &e = *edge] { Join(e); });
+  }
+  for (auto& node : nodes_) {
+    if (node->parent == nullptr) continue;
+    world_.Later(world_.Seconds(1), [this, &n = *node] { JoinParent(n); });
+  }
+  world_.At(root(), world_.Seconds(3), [this] { NextRound(); });
+  ScheduleFaults();
+  EXPECT_TRUE(world_.Run([] { return ::testing::Test::HasFailure(); })) << "it spins";
+  if (!::testing::Test::HasFailure()) CheckEnd();
+  return world_.trace();
+}
+
+Sums Scenario::ValueOf(const UpdateKey& key) const {
+  Sums value;
+  for (size_t i = 0; i < value.size(); ++i) {
+    value[i] = SeededHash(seed_, "value", absl::StrCat(key.first, "/", key.second, "/", i));
+  }
+  return value;
+}
+
+// By hand: the weight, or a carried one's share of it, rounded once.
+uint64_t Scenario::WeightOf(const UpdateKey& key, uint64_t round) const {
+  const auto weight = static_cast<double>(clients_.at(key.first)->weight);
+  const double late = static_cast<double>(round - key.second);
+  return static_cast<uint64_t>(std::max(1.0, std::nearbyint(weight / std::sqrt(1 + late))));
+}
+
+void Scenario::Check(const Node& node) {
+  const RoundMachine& machine = *node.machine;
+  EXPECT_EQ(node.armed, machine.open() && !node.finished) << node.id << ": a wait without a timer";
+  EXPECT_EQ(node.closed, machine.closed() ? 1 : 0) << node.id;
+  if (machine.open()) {
+    EXPECT_LE(*machine.NextTimer(), std::max(node.deadline_at, world_.now())) << node.id;
+    const absl::Duration latest =
+        std::max(node.deadline_at + absl::Seconds(lateness_), node.paused_until);
+    EXPECT_LE(world_.now(), latest) << node.id << " hangs";
+  } else {
+    // Only folds hold a close up, and each of them ends.
+    EXPECT_EQ(machine.closed(), node.attempts.empty()) << node.id;
+    for (const auto& [ticket, attempt] : node.attempts) EXPECT_TRUE(attempt.folding) << node.id;
+  }
+  uint64_t reserved = 0;
+  for (const auto& [ticket, attempt] : node.attempts) reserved += attempt.reserved;
+  EXPECT_EQ(node.budget->used(), reserved) << node.id << ": memory that nobody holds";
+  EXPECT_LE(node.budget->used(), node.budget->limit()) << node.id;
+  EXPECT_EQ(machine.weight(), node.ledger.weight) << node.id;
+  EXPECT_LE(node.held_weight, node.plan.max_weight) << node.id;
+  if (node.plan.maximum > 0) {
+    EXPECT_LE(node.held_clients, node.plan.maximum) << node.id;
+  }
+}
+
+void Scenario::CheckClosed(const Node& node) {
+  const aggregation::RoundResult result = node.machine->Result();
+  std::set<std::string> contributors;
+  uint64_t weight = 0;
+  Sums sums{};
+  for (const auto& [key, w] : node.ledger.updates) {
+    EXPECT_TRUE(contributors.insert(key.first).second) << key.first << " twice in " << node.id;
+    EXPECT_LE(key.second, node.plan.round);
+    if (node.plan.late == aggregation::Late::kDrop) {
+      EXPECT_EQ(key.second, node.plan.round);
+    }
+    EXPECT_LE(node.plan.round - key.second, node.plan.max_staleness);
+    EXPECT_EQ(w, WeightOf(key, node.plan.round)) << key.first;
+    if (node.plan.cohort_count == 0) {
+      EXPECT_TRUE(aggregation::InCohort(seed_, key.second, key.first, base_plan_.cohort_fraction));
+    }
+    weight += w;
+    const Sums value = ValueOf(key);
+    for (size_t i = 0; i < sums.size(); ++i) sums[i] += w * value[i];
+  }
+  EXPECT_EQ(std::set<std::string>(result.contributors.begin(), result.contributors.end()),
+            contributors)
+      << node.id;
+  EXPECT_EQ(result.contributors.size(), contributors.size());
+  EXPECT_EQ(result.clients, contributors.size()) << node.id;
+  EXPECT_EQ(result.weight, weight) << node.id << ": the contributors' weights are not W";
+  EXPECT_EQ(node.ledger.sums, sums) << node.id << ": the sum is not that of its contributors";
+  EXPECT_LE(result.weight, node.plan.max_weight) << node.id;
+  EXPECT_EQ(result.success, result.clients >= node.plan.minimum) << node.id;
+  EXPECT_EQ(node.budget->used(), 0u) << node.id << " has closed, and holds memory";
+}
+
+void Scenario::CheckCommit(const Node& root) {
+  EXPECT_GT(root.plan.round, committed_round_) << "rounds go back";
+  EXPECT_EQ(root.base, version_) << "it was trained on another model than it is applied to";
+  EXPECT_FALSE(root.ledger.updates.empty()) << "nothing is published as a model";
+  CheckClosed(root);
+  for (const auto& [key, weight] : root.ledger.updates) {
+    EXPECT_TRUE(counted_.insert(key).second) << "the update of " << key.first << " for round "
+                                             << key.second << " is in a committed model twice";
+  }
+}
+
+void Scenario::CheckEnd() {
+  EXPECT_TRUE(done_) << "the run hangs at round " << round_;
+  for (const auto& node : nodes_) {
+    if (!node->machine) continue;
+    EXPECT_FALSE(node->machine->open()) << node->id << " waits for ever";
+    EXPECT_EQ(node->budget->used(), 0u) << node->id;
+    EXPECT_EQ(node->budget->waiting(), 0u) << node->id;
+  }
+}
+
+}  // namespace tributary::sim

@@ -1,0 +1,141 @@
+// Promises of a node towards the slow: fixed counts, adaptive deadlines, carried updates.
+#include <gmock/gmock.h>
+
+#include <algorithm>
+
+#include "aggregation/cohort.h"
+#include "tests/server/node_fixture.h"
+
+namespace tributary::server {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int64_t kExample = 65536;  // one example where weights are fractional
+
+class StragglersTest : public testing::Test {
+ protected:
+  std::string Config(int rounds, int minimum, const std::string& cohort,
+                     const std::string& straggler, int evaluate_every = 0) {
+    return absl::StrFormat(
+        "[node]\nname = \"root\"\nlisten = \"127.0.0.1:0\"\n[run]\nname = \"t\"\nrounds = %d\n"
+        "model = \"%s\"\nevaluate_every = %d\n[aggregation]\nfractional_weights = true\n"
+        "max_round_weight = 4096\n"
+        "[cohort]\nminimum = %d\n%s\n[straggler]\n%s\n[checkpoint]\ndirectory = \"%s\"\n",
+        rounds, WriteTestModel(dir_), evaluate_every, minimum, cohort, straggler,
+        dir_ / "checkpoints");
+  }
+  TempDir dir_;
+};
+
+TEST_F(StragglersTest, AsksMoreThanItWantsAndClosesWhenThoseAreIn) {
+  TestNode node(Config(1, 2, "count = 2\nover_selection = 1.5", ""));
+  std::vector<std::string> line = {"a", "b", "c", "d", "e"};
+  std::sort(line.begin(), line.end(), [](const auto& x, const auto& y) {
+    return aggregation::CohortKey(1, 1, x, 1) < aggregation::CohortKey(1, 1, y, 1);
+  });
+  // The round begins with the first two; the third joins in time for the count of three.
+  RawClient first(node.endpoint(), line[0]), second(node.endpoint(), line[1]);
+  first.AwaitTask();
+  second.AwaitTask();
+  RawClient third(node.endpoint(), line[2]);
+  third.AwaitTask();
+  RawClient fourth(node.endpoint(), line[3]);
+  fourth.AwaitJoined();
+  EXPECT_EQ(first.Upload(EncodeTest(1), kExample).status(), v1::UploadResponse::ACCEPTED);
+  EXPECT_EQ(third.Upload(EncodeTest(2), kExample).status(), v1::UploadResponse::ACCEPTED);
+  const RoundReport report = node.Round(0);
+  EXPECT_TRUE(report.committed);
+  EXPECT_EQ(report.collected.wait.closed_by, "target");
+  EXPECT_EQ(report.collected.wait.asked, 3u);
+  EXPECT_EQ(report.collected.wait.unanswered, 1u);
+  EXPECT_EQ(report.collected.result.clients, 2u);
+  EXPECT_THAT(ToJson(report), HasSubstr("\"closed_by\":\"target\""));
+}
+
+TEST_F(StragglersTest, LearnsItsDeadlineAndDoesNotWaitForTheSilent) {
+  TestNode node(Config(2, 3, "", "deadline_s = 600\ndeadline_floor_s = 0.4"));
+  RawClient a(node.endpoint(), "a"), b(node.endpoint(), "b"), c(node.endpoint(), "c");
+  for (RawClient* client : {&a, &b, &c}) client->AwaitTask();
+  for (RawClient* client : {&a, &b, &c}) {
+    EXPECT_EQ(client->Upload(EncodeTest(1), kExample).status(), v1::UploadResponse::ACCEPTED);
+  }
+  const RoundReport first = node.Round(0);
+  EXPECT_EQ(first.collected.wait.deadline, 600);
+  EXPECT_EQ(first.collected.wait.closed_by, "answers");
+  a.AwaitTask();
+  b.AwaitTask();
+  EXPECT_EQ(a.Upload(EncodeTest(2), kExample).status(), v1::UploadResponse::ACCEPTED);
+  EXPECT_EQ(b.Upload(EncodeTest(2), kExample).status(), v1::UploadResponse::ACCEPTED);
+  // "c" says nothing. Without the adaptive deadline this test would last ten minutes.
+  const RoundReport second = node.Round(1);
+  EXPECT_LT(second.collected.wait.deadline, 60);
+  EXPECT_EQ(second.collected.wait.closed_by, "deadline");
+  EXPECT_EQ(second.collected.wait.unanswered, 1u);
+  EXPECT_FALSE(second.committed) << "two of the minimum of three";
+}
+
+TEST_F(StragglersTest, CarriesALateUpdateIntoTheNextRoundAndTellsItsClientSo) {
+  TestNode node(Config(2, 1, "", "deadline = \"fixed\"\nquorum = 0.5\nlate = \"carry\""));
+  RawClient b(node.endpoint(), "b");
+  b.AwaitTask();
+  RawClient a(node.endpoint(), "a");
+  a.AwaitTask();
+  EXPECT_EQ(a.Upload(EncodeTest(1), 10 * kExample).status(), v1::UploadResponse::ACCEPTED);
+  EXPECT_TRUE(node.Round(0).committed);  // half of two
+  EXPECT_EQ(a.AwaitTask().spec().round(), 2u);
+  EXPECT_EQ(b.Upload(EncodeTest(2), 10 * kExample).status(), v1::UploadResponse::ACCEPTED);
+  EXPECT_EQ(b.Upload(EncodeTest(2), 10 * kExample).status(), v1::UploadResponse::DUPLICATE);
+  EXPECT_EQ(a.Upload(EncodeTest(1), 10 * kExample).status(), v1::UploadResponse::ACCEPTED);
+  const RoundReport second = node.Round(1);
+  // 655360 / sqrt(2) is 463409.502...
+  EXPECT_EQ(second.collected.result.weight, 655360u + 463410u);
+  EXPECT_EQ(second.collected.wait.carried, 1u);
+  EXPECT_THAT(second.collected.result.contributors, testing::ElementsAre("a", "b"));
+  const v1::Outcome outcome = b.AwaitOutcome();
+  EXPECT_EQ(outcome.round(), 1u);
+  EXPECT_TRUE(outcome.included());
+}
+
+TEST_F(StragglersTest, HoldsALateUpdateUntilTheNextRoundBeginsAndCallsNobodyAwayToEvaluate) {
+  TestNode node(Config(2, 1, "", "deadline = \"fixed\"\nquorum = 0.5\nlate = \"carry\"", 1));
+  RawClient b(node.endpoint(), "b");
+  b.AwaitTask();
+  RawClient a(node.endpoint(), "a");
+  a.AwaitTask();
+  EXPECT_EQ(a.Upload(EncodeTest(1), 10 * kExample).status(), v1::UploadResponse::ACCEPTED);
+  EXPECT_EQ(a.AwaitTask().spec().kind(), v1::EVALUATE);
+  v1::UploadResponse late;
+  std::thread upload([&] { late = b.Upload(EncodeTest(2), 10 * kExample); });
+  v1::SessionRequest request;
+  v1::Report* report = request.mutable_report();
+  report->set_round(1);
+  report->set_kind(v1::EVALUATE);
+  report->set_contributors(1);
+  a.Send(request);
+  EXPECT_EQ(a.AwaitTask().spec().round(), 2u);
+  upload.join();
+  EXPECT_EQ(late.status(), v1::UploadResponse::ACCEPTED) << late.message();
+  EXPECT_EQ(a.Upload(EncodeTest(1), 10 * kExample).status(), v1::UploadResponse::ACCEPTED);
+  const v1::Outcome outcome = b.AwaitOutcome();
+  EXPECT_EQ(outcome.round(), 1u) << "the first outcome that it hears of is of what it owed";
+  EXPECT_TRUE(outcome.included());
+}
+
+TEST_F(StragglersTest, RefusesConfigsThatContradictThemselves) {
+  const auto error = [&](const std::string& cohort, const std::string& straggler) {
+    const auto config = ParseConfig(
+        absl::StrReplaceAll(Config(1, 2, cohort, straggler), {{"fractional_weights = true\n", ""}}),
+        "t.toml");
+    return std::string(config.status().message());
+  };
+  EXPECT_THAT(error("", "late = \"carry\""), HasSubstr("fractional_weights = true"));
+  EXPECT_THAT(error("count = 1", ""), HasSubstr("minimum = 2 passes count = 1"));
+  EXPECT_THAT(error("count = 5\nfraction = 0.5", ""), HasSubstr("exclude each other"));
+  EXPECT_THAT(error("over_selection = 2", ""), HasSubstr("without count"));
+  EXPECT_THAT(error("", "[training]\nfednova = 1\nmu = 0.1"), HasSubstr("exclude each other"));
+  EXPECT_THAT(error("", "deadline = \"adaptiv\""), HasSubstr("did you mean \"adaptive\"?"));
+}
+
+}  // namespace
+}  // namespace tributary::server
