@@ -23,6 +23,7 @@ std::vector<Action> RoundMachine::Begin(const std::vector<Member>& members, absl
   phase_ = Phase::kOpen;
   now_ = now;
   deadline_at_ = now + plan_.deadline;
+  soft_at_ = now + plan_.soft_deadline;
   // A rack whose clients all missed the cohort has nobody to wait for, and must not wait.
   had_members_ = !members.empty();
   for (const Member& member : members) Enter(member, &actions);
@@ -167,6 +168,10 @@ uint64_t RoundMachine::Needed() const {
   return std::clamp<uint64_t>(static_cast<uint64_t>(std::ceil(std::max(share, 0.0))), 1, awaited);
 }
 
+absl::Duration RoundMachine::ClosesAt() const {
+  return accepted_clients_ >= plan_.enough ? std::min(soft_at_, deadline_at_) : deadline_at_;
+}
+
 ClosedBy RoundMachine::CloseDue() const {
   if (plan_.maximum > 0 && accepted_clients_ >= plan_.maximum) return ClosedBy::kMaximum;
   if (plan_.target > 0 && accepted_clients_ >= plan_.target) return ClosedBy::kTarget;
@@ -178,7 +183,7 @@ ClosedBy RoundMachine::CloseDue() const {
 void RoundMachine::Advance(absl::Duration now, Actions* actions) {
   now_ = std::max(now_, now);
   if (phase_ != Phase::kOpen) return;
-  const absl::Duration until = std::min(now_, deadline_at_);
+  const absl::Duration until = std::min(now_, ClosesAt());
   while (CloseDue() == ClosedBy::kNotYet && !graces_.empty() &&
          graces_.begin()->first.first <= until) {
     Entry& member = *graces_.begin()->second;
@@ -192,7 +197,7 @@ void RoundMachine::Advance(absl::Duration now, Actions* actions) {
   const ClosedBy due = CloseDue();
   if (due != ClosedBy::kNotYet) {
     Close(due, actions);
-  } else if (now_ >= deadline_at_) {
+  } else if (now_ >= ClosesAt()) {
     Close(ClosedBy::kDeadline, actions);
   }
 }
@@ -206,8 +211,8 @@ std::vector<Action> RoundMachine::Timer(absl::Duration now) {
 std::optional<absl::Duration> RoundMachine::NextTimer() const {
   if (phase_ != Phase::kOpen) return std::nullopt;
   if (CloseDue() != ClosedBy::kNotYet) return now_;
-  if (graces_.empty()) return deadline_at_;
-  return std::min(deadline_at_, graces_.begin()->first.first);
+  const absl::Duration at = ClosesAt();  // may have passed since the last event that looked
+  return graces_.empty() ? at : std::min(at, graces_.begin()->first.first);
 }
 
 std::vector<Action> RoundMachine::CloseNow(absl::Duration now) {

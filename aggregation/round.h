@@ -37,7 +37,11 @@ struct RoundPlan {
   double quorum = 1;
   uint32_t minimum = 1;  // accepted clients (those behind partial sums count) for success
   uint32_t maximum = 0;  // most clients admitted; so many accepted close the round; 0: no limit
-  absl::Duration deadline = absl::Minutes(10);     // from Begin
+  absl::Duration deadline = absl::Minutes(10);  // from Begin
+  // From Begin too; counts only where `enough` clients are accepted (those behind partial sums
+  // count): a round that would fail is better waited for, until `deadline`.
+  absl::Duration soft_deadline = absl::InfiniteDuration();
+  uint64_t enough = 1;
   absl::Duration rejoin_grace = absl::Seconds(5);  // a member that left is awaited this long
   uint64_t max_weight = 1 << 20;                   // W_max of this node
   uint64_t max_client_weight = 1 << 20;            // of one update
@@ -168,7 +172,8 @@ class RoundMachine {
 
   // Time has come (or passed) NextTimer().
   std::vector<Action> Timer(absl::Duration now);
-  // The earliest of the deadline and what is left of the rejoin graces; nullopt unless open.
+  // The earliest of the deadline that counts and what is left of the rejoin graces; nullopt unless
+  // open.
   std::optional<absl::Duration> NextTimer() const;
 
   // Closes now (shutdown, or the parent's word): uploads in flight are aborted, folds are waited
@@ -233,8 +238,9 @@ class RoundMachine {
   void StopGrace(Entry& member);
   void Release(uint64_t ticket);  // frees what an attempt holds
   void AbortAttempt(uint64_t ticket, Actions* actions);
-  uint64_t Needed() const;    // answers for the quorum
-  ClosedBy CloseDue() const;  // kNotYet: not due
+  uint64_t Needed() const;          // answers for the quorum
+  absl::Duration ClosesAt() const;  // whichever deadline counts
+  ClosedBy CloseDue() const;        // kNotYet: not due
   void Advance(absl::Duration now, Actions* actions);
   void Close(ClosedBy why, Actions* actions);
   void FinishIfDrained(Actions* actions);
@@ -255,6 +261,7 @@ class RoundMachine {
   Phase phase_ = Phase::kIdle;
   absl::Duration now_ = absl::ZeroDuration();  // the latest seen
   absl::Duration deadline_at_ = absl::InfiniteDuration();
+  absl::Duration soft_at_ = absl::InfiniteDuration();
   absl::node_hash_map<std::string, State> members_;  // its nodes stay where they are
   std::map<uint64_t, Attempt> attempts_;  // by ticket; ordered, for the order of the aborts
   absl::flat_hash_map<std::string, Entry*>

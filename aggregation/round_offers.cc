@@ -37,7 +37,7 @@ Admission RoundMachine::Answered(Entry& member, Admission refusal) {
 Admission RoundMachine::Offer(const std::string& id, uint64_t epoch, uint64_t round, int64_t weight,
                               const std::vector<std::string>& clients, absl::Duration now) {
   now_ = std::max(now_, now);
-  const bool is_open = phase_ == Phase::kOpen && now_ < deadline_at_;
+  const bool is_open = phase_ == Phase::kOpen && now_ < ClosesAt();
   const auto it = members_.find(id);
   const bool carried = round != plan_.round && it != members_.end() && it->second.owes == round &&
                        it->second.epoch == epoch;

@@ -273,7 +273,7 @@ absl::Status Collector::Begin(const v1::RoundSpec& spec, const aggregation::Grid
     pool_.Target(sum_.get());
   }
   spec_ = spec;
-  if (train) stragglers_.BeginRound(&spec_);
+  if (train) stragglers_.BeginRound(spec_);
   grid_ = grid;
   model_ = std::move(model);
   shelf_.Put(model_);
@@ -330,6 +330,10 @@ void Collector::SendTask(const std::string& id) {
       task->mutable_spec()->set_target(own == shares_.end() ? 0 : own->second.target);
       task->mutable_spec()->set_cohort_fraction(0);
     }
+    // Its share of what the round needs, before which it must not be in a hurry.
+    task->mutable_spec()->set_minimum(
+        own == shares_.end() ? 1
+                             : static_cast<uint32_t>(std::max<uint64_t>(1, own->second.minimum)));
     task->mutable_spec()->set_admit_weight(
         std::max<uint64_t>(1, std::min<uint64_t>(all, static_cast<uint64_t>(share))));
     task->set_model_follows(!holds);
@@ -465,8 +469,8 @@ void Collector::Finish(bool committed, bool included, const std::string& why_not
     for (auto& [id, child] : children_) {
       const Answer answer = machine_->AnswerOf(id);
       if (answer == Answer::kGone) continue;  // no part in it
-      // The parent has our sum of this round in its model, so it announces the next one after all
-      // who were here then.
+      // Our sum of this round is in the model that the next rounds are trained from, so the root
+      // announces them after all who were here when it was closed.
       if (included && child.closed_round == spec_.round()) child.settled = true;
       child.owes = machine_->OwedRound(id);
       if (child.owes > 0) continue;  // its part is not over

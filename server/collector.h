@@ -85,8 +85,6 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   };
   Census Count() const;
 
-  // The root: all who are here were here before the round that it will announce next.
-  void SettleAll();
   // Begins a round (none may be running). `spec.deadline_ms` is this node's own; children get what
   // is left.
   absl::Status Begin(const v1::RoundSpec& spec, const aggregation::Grid& grid, uint32_t minimum,
@@ -163,10 +161,11 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   void TakeHeld();
   aggregation::RoundMachine::Member MemberOf(const std::string& id, const Child& child) const;
   aggregation::RoundPlan PlanOf(const v1::RoundSpec& spec, uint32_t minimum) const;
-  // This node's clients' shares of the spec's cohort count and target, or those of a child.
+  // This node's clients' shares of the spec's cohort count, target and minimum, or a child's.
   struct Shares {
     uint64_t count = 0;
     uint64_t target = 0;
+    uint64_t minimum = 0;
   };
   void SplitCohort();
   void Act(const std::vector<aggregation::Action>& actions);

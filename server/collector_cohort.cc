@@ -6,10 +6,6 @@
 
 namespace tributary::server {
 
-void Collector::SettleAll() {
-  for (auto& [id, child] : children_) child.settled = true;
-}
-
 aggregation::RoundMachine::Member Collector::MemberOf(const std::string& id,
                                                       const Child& child) const {
   return {.id = id,
@@ -38,6 +34,8 @@ aggregation::RoundPlan Collector::PlanOf(const v1::RoundSpec& spec, uint32_t min
   plan.max_weight = spec.admit_weight() > 0 ? spec.admit_weight() : grid_.max_weight;
   plan.max_client_weight = spec.max_client_weight();
   if (train) {
+    plan.soft_deadline = stragglers_.soft_deadline();
+    plan.enough = std::max<uint64_t>(1, spec.minimum());
     plan.late = stragglers_.late();
     plan.max_staleness = stragglers_.max_staleness();
   }
@@ -63,7 +61,10 @@ void Collector::SplitCohort() {
   }
   const auto counts = aggregation::SplitCount(spec_.cohort_count(), sizes);
   const auto targets = aggregation::SplitCount(spec_.target(), sizes);
-  for (size_t i = 0; i < names.size(); ++i) shares_[names[i]] = {counts[i], targets[i]};
+  const auto minimums = aggregation::SplitCount(spec_.minimum(), sizes);
+  for (size_t i = 0; i < names.size(); ++i) {
+    shares_[names[i]] = {counts[i], targets[i], minimums[i]};
+  }
   // Where fewer are here than are wanted, those who still come are asked here.
   if (!aggregators.empty() && sizes[0] == 0) return;
   const uint64_t given = std::accumulate(counts.begin(), counts.end(), uint64_t{0});

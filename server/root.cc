@@ -208,7 +208,6 @@ class Root final : public NodeBase {
     // A cohort that is a fraction of the clients has a minimum of its own size: it is 1 to the
     // machine, the config's minimum says how many must be present.
     const uint32_t minimum = kind == v1::TRAIN && c_.cohort.fraction >= 1 ? c_.cohort.minimum : 1;
-    if (kind == v1::TRAIN) collector_->SettleAll();
     const absl::Status status = collector_->Begin(
         spec_, grid_, minimum, absl::Seconds(c_.straggler.rejoin_grace_s), model_);
     if (!status.ok()) End(v1::Stop::FAILED, Text(status), status);

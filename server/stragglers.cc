@@ -47,10 +47,10 @@ v1::Stragglers StragglersProto(const StragglerConfig& config) {
   return proto;
 }
 
-void Stragglers::BeginRound(v1::RoundSpec* spec) {
-  const absl::Duration given = absl::Milliseconds(spec->deadline_ms());
-  if (!google::protobuf::util::MessageDifferencer::Equals(policy_, spec->stragglers())) {
-    policy_ = spec->stragglers();
+void Stragglers::BeginRound(const v1::RoundSpec& spec) {
+  const absl::Duration given = absl::Milliseconds(spec.deadline_ms());
+  if (!google::protobuf::util::MessageDifferencer::Equals(policy_, spec.stragglers())) {
+    policy_ = spec.stragglers();
     aggregation::DeadlineOptions options;
     options.adaptive = policy_.adaptive();
     options.floor = absl::Milliseconds(policy_.floor_ms());
@@ -63,7 +63,6 @@ void Stragglers::BeginRound(v1::RoundSpec* spec) {
     max_staleness_ = policy_.max_staleness();
   }
   deadline_ = std::min(given, adaptive_.Next());
-  spec->set_deadline_ms(static_cast<uint64_t>(absl::ToInt64Milliseconds(deadline_)));
   marks_.clear();
 }
 

@@ -34,8 +34,9 @@ class Stragglers {
  public:
   Stragglers() = default;
 
-  // Before each TRAIN round. The spec's deadline becomes this node's: what was given, or less.
-  void BeginRound(v1::RoundSpec* spec);
+  // Before each TRAIN round: its soft deadline here, the spec's or less.
+  void BeginRound(const v1::RoundSpec& spec);
+  absl::Duration soft_deadline() const { return deadline_; }
   aggregation::Late late() const { return late_; }
   uint64_t max_staleness() const { return max_staleness_; }
   double Preference(const std::string& id) const { return pace_.Preference(id); }

@@ -54,10 +54,9 @@ void Arm::BeginRack(uint32_t index, uint64_t round) {
   Rack& rack = *racks_[index];
   if (round != round_ || root_->machine == nullptr) return;  // the model came too late
   aggregation::RoundPlan plan = BasePlan();
-  plan.deadline =
-      std::min(aggregation::ChildDeadline(
-                   std::max(root_->deadline_at - now(), absl::ZeroDuration()), rack.forward_time),
-               rack.deadlines.Next());
+  plan.deadline = aggregation::ChildDeadline(
+      std::max(root_->deadline_at - now(), absl::ZeroDuration()), rack.forward_time);
+  plan.soft_deadline = rack.deadlines.Next();
   if (policy_.counted) {
     const auto share = [&](uint64_t n) {
       const uint64_t all = population_.size();

@@ -39,7 +39,8 @@ void Arm::BeginRound() {
   aggregation::RoundPlan plan = BasePlan();
   plan.cohort_fraction = 1;
   plan.target = policy_.counted ? config_.count : 0;
-  plan.deadline = std::min(absl::Seconds(config_.deadline_s), root_->deadlines.Next());
+  plan.deadline = absl::Seconds(config_.deadline_s);
+  plan.soft_deadline = root_->deadlines.Next();
   root_->deadline_at = now() + plan.deadline;
   root_->machine = std::make_unique<aggregation::RoundMachine>(plan);
   std::vector<aggregation::RoundMachine::Member> members;

@@ -97,6 +97,38 @@ TEST_F(Round, DoesNotCountRefusalsTowardsTheTarget) {
   EXPECT_THAT(Accept("c"), ElementsAre("closed"));
 }
 
+TEST_F(Round, ClosesAtTheSoftDeadlineWhereEnoughAreIn) {
+  RoundPlan plan = Plan();
+  plan.soft_deadline = absl::Seconds(20);
+  plan.enough = 2;
+  Start(plan, {Client("a"), Client("b"), Client("c")});
+  EXPECT_EQ(machine_->NextTimer(), At(60)) << "nobody is in yet";
+  Accept("a");
+  EXPECT_EQ(machine_->NextTimer(), At(60));
+  Accept("b");
+  EXPECT_EQ(machine_->NextTimer(), At(20));
+  EXPECT_THAT(Timer(19), IsEmpty());
+  EXPECT_EQ(Offer("c", 1, {}, 20).verdict, Verdict::kStale);
+  EXPECT_THAT(Timer(20), ElementsAre("closed"));
+  EXPECT_EQ(machine_->Result().closed_by, ClosedBy::kDeadline);
+}
+
+TEST_F(Round, WaitsPastTheSoftDeadlineForEnoughAndNoLonger) {
+  RoundPlan plan = Plan();
+  plan.soft_deadline = absl::Seconds(20);
+  plan.enough = 2;
+  Start(plan, {Client("a"), Client("b"), Client("c")});
+  Accept("a");
+  EXPECT_THAT(Timer(30), IsEmpty());
+  EXPECT_TRUE(machine_->open());
+  const uint64_t second = Admit("b", 1, {}, 40);
+  machine_->Commit(second);
+  EXPECT_THAT(Text(machine_->Folded(second, At(41))), ElementsAre("closed"));
+  Start(plan, {Client("a"), Client("b"), Client("c")});
+  Accept("a");
+  EXPECT_THAT(Timer(60), ElementsAre("closed")) << "the deadline is the deadline";
+}
+
 TEST_F(Round, SaysWhyItClosed) {
   const auto why = [this] { return machine_->Result().closed_by; };
   Start(Plan(), {Client("a")});

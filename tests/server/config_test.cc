@@ -139,7 +139,11 @@ TEST(ConfigTest, EveryAnnotatedConfigPasses) {
   int checked = 0;
   for (const auto& entry :
        fs::recursive_directory_iterator(absl::StrCat(TRIBUTARY_SOURCE_DIR, "/configs"))) {
-    if (entry.path().extension() != ".toml" || entry.path().filename() == "client.toml") continue;
+    // Those two have readers of their own: the client, and `tributary simulate`.
+    const std::string name = entry.path().filename();
+    if (entry.path().extension() != ".toml" || name == "client.toml" || name == "simulate.toml") {
+      continue;
+    }
     const auto config = LoadConfig(entry.path().string());
     EXPECT_TRUE(config.ok()) << config.status();
     ++checked;

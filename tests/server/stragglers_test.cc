@@ -54,7 +54,7 @@ TEST_F(StragglersTest, AsksMoreThanItWantsAndClosesWhenThoseAreIn) {
 }
 
 TEST_F(StragglersTest, LearnsItsDeadlineAndDoesNotWaitForTheSilent) {
-  TestNode node(Config(2, 3, "", "deadline_s = 600\ndeadline_floor_s = 0.4"));
+  TestNode node(Config(2, 2, "", "deadline_s = 600\ndeadline_floor_s = 0.4"));
   RawClient a(node.endpoint(), "a"), b(node.endpoint(), "b"), c(node.endpoint(), "c");
   for (RawClient* client : {&a, &b, &c}) client->AwaitTask();
   for (RawClient* client : {&a, &b, &c}) {
@@ -72,53 +72,65 @@ TEST_F(StragglersTest, LearnsItsDeadlineAndDoesNotWaitForTheSilent) {
   EXPECT_LT(second.collected.wait.deadline, 60);
   EXPECT_EQ(second.collected.wait.closed_by, "deadline");
   EXPECT_EQ(second.collected.wait.unanswered, 1u);
-  EXPECT_FALSE(second.committed) << "two of the minimum of three";
+  EXPECT_TRUE(second.committed) << second.why_not;
 }
 
 TEST_F(StragglersTest, CarriesALateUpdateIntoTheNextRoundAndTellsItsClientSo) {
-  TestNode node(Config(2, 1, "", "deadline = \"fixed\"\nquorum = 0.5\nlate = \"carry\""));
+  TestNode node(Config(3, 1, "", "deadline = \"fixed\"\nquorum = 0.5\nlate = \"carry\""));
   RawClient b(node.endpoint(), "b");
   b.AwaitTask();
   RawClient a(node.endpoint(), "a");
-  a.AwaitTask();
-  EXPECT_EQ(a.Upload(EncodeTest(1), 10 * kExample).status(), v1::UploadResponse::ACCEPTED);
-  EXPECT_TRUE(node.Round(0).committed);  // half of two
-  EXPECT_EQ(a.AwaitTask().spec().round(), 2u);
+  for (uint64_t round = 1; round <= 2; ++round) {
+    EXPECT_EQ(a.AwaitTask().spec().round(), round);
+    EXPECT_EQ(a.Upload(EncodeTest(1), 10 * kExample).status(), v1::UploadResponse::ACCEPTED);
+    EXPECT_TRUE(node.Round(round - 1).committed);  // half of two
+    // Late in its first round it is dropped: it may have been counted elsewhere. Then it is known.
+    if (round == 1) {
+      EXPECT_EQ(b.AwaitOutcome().round(), 1u);
+      EXPECT_EQ(b.AwaitTask().spec().round(), 2u);
+    }
+  }
+  EXPECT_EQ(a.AwaitTask().spec().round(), 3u);
   EXPECT_EQ(b.Upload(EncodeTest(2), 10 * kExample).status(), v1::UploadResponse::ACCEPTED);
   EXPECT_EQ(b.Upload(EncodeTest(2), 10 * kExample).status(), v1::UploadResponse::DUPLICATE);
   EXPECT_EQ(a.Upload(EncodeTest(1), 10 * kExample).status(), v1::UploadResponse::ACCEPTED);
-  const RoundReport second = node.Round(1);
+  const RoundReport second = node.Round(2);
   // 655360 / sqrt(2) is 463409.502...
   EXPECT_EQ(second.collected.result.weight, 655360u + 463410u);
   EXPECT_EQ(second.collected.wait.carried, 1u);
   EXPECT_THAT(second.collected.result.contributors, testing::ElementsAre("a", "b"));
   const v1::Outcome outcome = b.AwaitOutcome();
-  EXPECT_EQ(outcome.round(), 1u);
+  EXPECT_EQ(outcome.round(), 2u);
   EXPECT_TRUE(outcome.included());
 }
 
 TEST_F(StragglersTest, HoldsALateUpdateUntilTheNextRoundBeginsAndCallsNobodyAwayToEvaluate) {
-  TestNode node(Config(2, 1, "", "deadline = \"fixed\"\nquorum = 0.5\nlate = \"carry\"", 1));
+  // An evaluation after the second round.
+  TestNode node(Config(3, 1, "", "deadline = \"fixed\"\nquorum = 0.5\nlate = \"carry\"", 2));
   RawClient b(node.endpoint(), "b");
   b.AwaitTask();
   RawClient a(node.endpoint(), "a");
   a.AwaitTask();
+  EXPECT_EQ(a.Upload(EncodeTest(1), 10 * kExample).status(), v1::UploadResponse::ACCEPTED);
+  EXPECT_EQ(b.AwaitOutcome().round(), 1u);
+  EXPECT_EQ(b.AwaitTask().spec().round(), 2u);
+  EXPECT_EQ(a.AwaitTask().spec().round(), 2u);
   EXPECT_EQ(a.Upload(EncodeTest(1), 10 * kExample).status(), v1::UploadResponse::ACCEPTED);
   EXPECT_EQ(a.AwaitTask().spec().kind(), v1::EVALUATE);
   v1::UploadResponse late;
   std::thread upload([&] { late = b.Upload(EncodeTest(2), 10 * kExample); });
   v1::SessionRequest request;
   v1::Report* report = request.mutable_report();
-  report->set_round(1);
+  report->set_round(2);
   report->set_kind(v1::EVALUATE);
   report->set_contributors(1);
   a.Send(request);
-  EXPECT_EQ(a.AwaitTask().spec().round(), 2u);
+  EXPECT_EQ(a.AwaitTask().spec().round(), 3u);
   upload.join();
   EXPECT_EQ(late.status(), v1::UploadResponse::ACCEPTED) << late.message();
   EXPECT_EQ(a.Upload(EncodeTest(1), 10 * kExample).status(), v1::UploadResponse::ACCEPTED);
   const v1::Outcome outcome = b.AwaitOutcome();
-  EXPECT_EQ(outcome.round(), 1u) << "the first outcome that it hears of is of what it owed";
+  EXPECT_EQ(outcome.round(), 2u) << "the next outcome that it hears of is of what it owed";
   EXPECT_TRUE(outcome.included());
 }
 

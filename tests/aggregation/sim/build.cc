@@ -58,6 +58,7 @@ void Scenario::Build() {
     base_plan_.target = 1 + base_plan_.cohort_count * 3 / 4;
   }
   adaptive_ = w.Chance(0.4);
+  base_plan_.enough = w.OneOf<uint64_t>({1, 1, 3, 1 + clients / 2});
   lateness_ = w.Chance(0.3) ? 2 : 0;
   disk_full_ = w.Chance(0.3) ? 0.4 : 0;
 }

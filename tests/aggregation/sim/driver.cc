@@ -34,16 +34,13 @@ void Scenario::DropRound(Node& node) {
 
 void Scenario::Begin(Node& node, RoundPlan plan, uint64_t base) {
   DropRound(node);
-  if (adaptive_) plan.deadline = std::min(plan.deadline, node.adaptive.Next());
+  if (adaptive_) plan.soft_deadline = node.adaptive.Next();
   node.plan = plan;
   node.base = base;
   node.deadline_at = world_.now() + plan.deadline;
   node.machine = std::make_unique<RoundMachine>(plan);
   std::vector<RoundMachine::Member> members;
-  for (auto& [id, member] : node.sessions) {
-    if (node.parent == nullptr) member.settled = true;
-    members.push_back(member);
-  }
+  for (const auto& [id, member] : node.sessions) members.push_back(member);
   world_.Trace(node.id, absl::StrCat("begin ", plan.round));
   Act(node, node.machine->Begin(members, world_.now()));
 }
