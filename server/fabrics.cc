@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "transport/auto.h"
+#include "transport/rdma/memlock.h"
 #include "transport/roce.h"
 #include "transport/shm.h"
 #include "transport/tcp.h"
@@ -21,9 +22,8 @@ bool IsHostPort(const std::string& address) {
 }
 
 transport::RoceOptions RoceOptionsOf(const TransportConfig& config, uint32_t links) {
-  // A slot is a chunk, its header, and up to a page to the next.
-  constexpr size_t kPage = 4096;
-  const size_t link_bytes = 2 * config.slots * (transport::LinkOptions().chunk_bytes + 2 * kPage);
+  const size_t link_bytes =
+      transport::rdma::LinkArenaBytes(config.slots, transport::LinkOptions().chunk_bytes);
   transport::RoceOptions options;
   options.device = config.roce.device;
   options.gid_index = config.roce.gid_index;

@@ -35,10 +35,11 @@ struct RoceOptions {
   MemoryKind arena_memory = MemoryKind::kHost;
   // How long an acknowledgement may take before a packet is sent again, rounded up to 4.096 µs ×
   // 2^n; and how often it is sent again before the link fails. ack_timeout × (retries + 1) is how
-  // long a cut network is survived: 3.8 s by default, below the heartbeat's limit. Not 7, which
-  // some devices (soft-RoCE) take for "for ever".
+  // long a cut network is survived: 4.3 s by default, below the heartbeat's limit. Soft-RoCE takes
+  // 7 for "for ever", so that there the heartbeat ends the link; with less it counts every packet
+  // lost within a chunk, and fails at a few percent of loss.
   absl::Duration ack_timeout = absl::Milliseconds(500);
-  uint32_t retries = 6;  // 1..7
+  uint32_t retries = 7;  // 1..7
   // How long the link's thread spins for the next completion before it sleeps. 50 µs is about what
   // an event costs, so that waiting longer cannot pay.
   absl::Duration spin = absl::Microseconds(50);

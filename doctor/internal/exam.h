@@ -46,6 +46,9 @@ absl::StatusOr<Reachable> LinkAddress(const Exam& exam);
 // How a finding calls a port: "mlx5_0/1".
 std::string PortName(const RdmaDevice& device, const RdmaPort& port);
 
+// What the config asks of a port's GID.
+transport::rdma::GidWish WishOf(const Exam& exam, const RdmaDevice& device, const RdmaPort& port);
+
 // rdma.libraries, .devices, .nodes, .netns, .fork
 void CheckRdmaBasis(const Exam& exam, const Inventory& inventory);
 // rdma.memlock; false where the arenas cannot be registered.

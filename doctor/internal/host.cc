@@ -110,6 +110,10 @@ LinkTarget LinkTargetOf(const server::TransportConfig& config) {
 void CheckAddresses(const Exam& exam) {
   const HostPort node = SplitHostPort(exam.config.node.listen);
   CheckAddress(exam, "address.node", "[node] listen", node.host, node.port, true);
+  if (exam.config.transport.kind == "shm") {
+    exam.report.Skip("address.links", "shared memory: links have no address outside this machine");
+    return;
+  }
   const bool local = IsLoopback(node.host) || node.host == "localhost";
   const LinkTarget links = LinkTargetOf(exam.config.transport);
   CheckAddress(exam, "address.links", links.key, links.at.host, links.at.port, local);
@@ -174,7 +178,8 @@ void CheckHost(const Exam& exam) {
   CheckDescriptors(exam);
   CheckAddresses(exam);
   CheckPort(exam, "ports.node", "[node] listen", exam.config.node.listen);
-  CheckPort(exam, "ports.links", "[transport] listen", exam.config.transport.listen);
+  if (exam.config.transport.kind != "shm")
+    CheckPort(exam, "ports.links", "[transport] listen", exam.config.transport.listen);
 }
 
 }  // namespace tributary::doctor::internal

@@ -78,9 +78,10 @@ std::string GidLine(const RankedGid& gid) {
   return absl::StrCat(text, " (", gid.why, ")");
 }
 
-void CheckGids(const Exam& exam, const RdmaPort& port, const std::string& where) {
+void CheckGids(const Exam& exam, const RdmaDevice& device, const RdmaPort& port,
+               const std::string& where) {
   const std::string name = "rdma.gids " + where;
-  const GidWish wish = {.link_layer = port.link_layer, .index = {}, .netdev = port.netdev};
+  const GidWish wish = WishOf(exam, device, port);
   const auto picked = PickGid(port.gids, wish);
   if (!picked.ok()) {
     exam.Add(
@@ -127,8 +128,13 @@ Owner OwnerOf(const Inventory& inventory, const std::string& address, Owner* ins
 // A link's queue pairs use the GID of the address that its control socket has.
 void CheckLinkAddress(const Exam& exam, const Inventory& inventory) {
   const std::string name = "rdma.address";
+  if (exam.config.transport.roce.gid_index >= 0) {
+    exam.report.Ok(name, absl::StrCat("GID ", exam.config.transport.roce.gid_index,
+                                      " whatever the address: [transport.roce] gid_index"));
+    return;
+  }
   const auto address = LinkAddress(exam);
-  if (!address.ok() || address->loopback) {
+  if (!address.ok() || (address->loopback && exam.wish != RdmaWish::kMust)) {
     exam.report.Skip(name, address.ok() ? "links stay on this machine" : Text(address.status()));
     return;
   }
@@ -152,6 +158,16 @@ void CheckLinkAddress(const Exam& exam, const Inventory& inventory) {
 
 }  // namespace
 
+transport::rdma::GidWish WishOf(const Exam& exam, const RdmaDevice& device, const RdmaPort& port) {
+  transport::rdma::GidWish wish;
+  wish.link_layer = port.link_layer;
+  wish.netdev = port.netdev;
+  const server::RoceConfig& roce = exam.config.transport.roce;
+  if (roce.gid_index >= 0 && (roce.device.empty() || roce.device == device.name))
+    wish.index = static_cast<uint32_t>(roce.gid_index);
+  return wish;
+}
+
 std::string PortName(const RdmaDevice& device, const RdmaPort& port) {
   return absl::StrCat(device.name, "/", port.number);
 }
@@ -163,7 +179,7 @@ void CheckPorts(const Exam& exam, const Inventory& inventory) {
       CheckState(exam, inventory, port, where);
       if (!port.active()) continue;
       CheckMtu(exam, port, where);
-      CheckGids(exam, port, where);
+      CheckGids(exam, device, port, where);
       if (port.netdev.empty()) continue;
       if (const auto bond = ReadBond(*exam.env.files, port.netdev); bond.has_value()) {
         Finding finding = JudgeBond(*bond, exam.config.transport.lanes);

@@ -1,8 +1,11 @@
 // RDMA before any port is looked at: libraries, devices, device nodes, namespaces, fork, memlock.
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "doctor/internal/exam.h"
+#include "transport/link.h"
 #include "transport/rdma/memlock.h"
 
 namespace tributary::doctor::internal {
@@ -126,6 +129,21 @@ void CheckFork(const Exam& exam, const Inventory& inventory) {
       "export RDMAV_FORK_SAFE=1");
 }
 
+// An arena on each device for children's links; where there is a parent, one for the two links to
+// it that may overlap, too.
+uint64_t MemlockNeedOf(const server::Config& config, uint32_t devices) {
+  using transport::rdma::MemlockNeedBytes;
+  constexpr uint32_t kLinksToParent = 2;
+  const uint64_t arena = config.transport.roce.arena_bytes;
+  const uint64_t to_parent =
+      kLinksToParent *
+      transport::rdma::LinkArenaBytes(config.transport.slots, transport::LinkOptions().chunk_bytes);
+  uint64_t need = MemlockNeedBytes({.arena_bytes = arena, .devices = devices});
+  if (!config.is_root())
+    need += MemlockNeedBytes({.arena_bytes = std::min(arena, to_parent), .devices = devices});
+  return need;
+}
+
 }  // namespace
 
 void CheckRdmaBasis(const Exam& exam, const Inventory& inventory) {
@@ -142,12 +160,11 @@ bool CheckMemlock(const Exam& exam, const Inventory& inventory) {
     exam.report.Skip("rdma.memlock", Text(limit.status()));
     return true;
   }
-  transport::rdma::RegistrationPlan plan;
-  plan.devices = static_cast<uint32_t>(inventory.devices.size());
-  const uint64_t need = MemlockNeedBytes(plan);
-  std::string seen =
-      absl::StrCat(BytesText(need), " are needed for an arena of ", BytesText(plan.arena_bytes),
-                   " on ", plan.devices, plan.devices == 1 ? " device" : " devices");
+  const bool one = !exam.config.transport.roce.device.empty();
+  const auto devices = one ? 1 : static_cast<uint32_t>(inventory.devices.size());
+  const uint64_t need = MemlockNeedOf(exam.config, devices);
+  std::string seen = absl::StrCat(BytesText(need), " are needed for arenas on ", devices,
+                                  devices == 1 ? " device" : " devices");
   if (limit->exempt) {
     exam.report.Ok("rdma.memlock", absl::StrCat("no limit (CAP_IPC_LOCK); ", seen));
     return true;
@@ -157,7 +174,8 @@ bool CheckMemlock(const Exam& exam, const Inventory& inventory) {
     exam.report.Ok("rdma.memlock", seen);
     return true;
   }
-  exam.Add("rdma.memlock", exam.Bad(), seen, transport::rdma::MemlockMend(need));
+  exam.Add("rdma.memlock", exam.Bad(), seen,
+           transport::rdma::MemlockMend(need) + " | or lower [transport.roce] arena_bytes");
   return false;
 }
 

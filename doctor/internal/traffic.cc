@@ -24,8 +24,7 @@ Counters AllCounters(const Exam& exam, const RdmaDevice& device, const RdmaPort&
 void TestPort(const Exam& exam, const Inventory& inventory, const RdmaDevice& device,
               const RdmaPort& port, bool may_register) {
   const std::string name = "rdma.self_test " + PortName(device, port);
-  const auto gid =
-      PickGid(port.gids, {.link_layer = port.link_layer, .index = {}, .netdev = port.netdev});
+  const auto gid = PickGid(port.gids, WishOf(exam, device, port));
   if (device.context == nullptr || !gid.ok() || !may_register) {
     exam.report.Skip(name, device.context == nullptr ? "the device is not open"
                            : !gid.ok()               ? "no GID can be used"

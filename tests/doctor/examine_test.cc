@@ -164,6 +164,42 @@ TEST_F(Examined, LinksThatWouldMissTheRdmaDeviceAreToldItsAddress) {
   EXPECT_EQ(At(told, "rdma.address").seen, "links to 10.1.2.3 use GID 3 of mlx5_0/1");
 }
 
+TEST_F(Examined, TheConfigsGidIndexIsTakenAtItsWord) {
+  Machine("dual_stack");
+  config_ = ConfigWith("roce");
+  config_.transport.roce.gid_index = 5;
+  const Report report = Examine({.config = &config_, .file = "f", .peer = ""}, env_);
+  EXPECT_THAT(At(report, "rdma.gids mlx5_0/1").seen, StartsWith("best is 5 2001:db8:0:1::7"));
+  EXPECT_EQ(At(report, "rdma.address").verdict, Verdict::kOk);
+  config_.transport.roce.gid_index = 9;
+  const Report empty = Examine({.config = &config_, .file = "f", .peer = ""}, env_);
+  EXPECT_EQ(At(empty, "rdma.gids mlx5_0/1").verdict, Verdict::kFail);
+}
+
+TEST_F(Examined, MemlockCountsTheArenasOfChildrenAndOfTheParent) {
+  Machine("dual_stack");
+  config_ = ConfigWith("roce");  // has a parent
+  config_.transport.roce.arena_bytes = 64 << 20;
+  // 64 + 4 MiB; and 2 links of 2 * 8 slots of 1 MiB and 3 pages, and 4 MiB again.
+  const Report rack = Examine({.config = &config_, .file = "f", .peer = ""}, env_);
+  EXPECT_THAT(At(rack, "rdma.memlock").seen, HasSubstr("104.4 MiB are needed"));
+  config_.node.parent.clear();
+  const Report root = Examine({.config = &config_, .file = "f", .peer = ""}, env_);
+  EXPECT_THAT(At(root, "rdma.memlock").seen, HasSubstr("68 MiB are needed"));
+}
+
+TEST_F(Examined, RoceOverLoopbackIsAFaultAndSharedMemoryNeedsNoPort) {
+  Machine("dual_stack");
+  config_ = ConfigWith("roce");
+  config_.node.listen = "127.0.0.1:7070";
+  config_.transport.listen = "127.0.0.1:0";
+  const Report roce = Examine({.config = &config_, .file = "f", .peer = ""}, env_);
+  EXPECT_EQ(At(roce, "rdma.address").verdict, Verdict::kFail);
+  const Report shm = Run("shm");
+  EXPECT_EQ(Find(shm, "ports.links"), nullptr);
+  EXPECT_EQ(At(shm, "address.links").verdict, Verdict::kSkipped);
+}
+
 TEST_F(Examined, ABondIsShownWithItsLegs) {
   Machine("bond");
   EXPECT_THAT(At(Run("auto"), "rdma.bond mlx5_bond_0/1").seen,

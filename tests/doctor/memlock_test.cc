@@ -31,6 +31,12 @@ TEST(MemlockNeed, SaturatesInsteadOfWrapping) {
   EXPECT_EQ(MemlockNeedBytes({.arena_bytes = uint64_t{1} << 62, .devices = 5}), UINT64_MAX);
 }
 
+// Each slot: the chunk, a page of header room, and up to a page to the next.
+TEST(MemlockNeed, ALinkTakesItsSlotsBothWays) {
+  EXPECT_EQ(LinkArenaBytes(8, kMiB), 16 * (kMiB + 8192));
+  EXPECT_EQ(LinkArenaBytes(0, kMiB), 0);
+}
+
 struct Case {
   const char* name;
   MemlockLimit limit;

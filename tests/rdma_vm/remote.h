@@ -17,7 +17,8 @@ std::unique_ptr<Fabric> MakeRemoteFabric(const std::string& server, const std::s
 // Serves such fabrics at `address` ("10.7.0.2:9001") for ever.
 absl::Status ServeRemoteFabrics(const std::string& address);
 
-// "tcp" or "roce" (with an arena that fits an emulated host).
+// "tcp", "roce" (with an arena that fits an emulated host), or "roce-finite", whose retries
+// soft-RoCE does not take for "for ever".
 absl::StatusOr<std::unique_ptr<Fabric>> MakeFabricNamed(const std::string& transport);
 
 }  // namespace tributary::transport

@@ -152,6 +152,7 @@ absl::StatusOr<std::unique_ptr<Fabric>> MakeFabricNamed(const std::string& trans
   if (transport == "tcp") return MakeTcpFabric();
   RoceOptions options;
   options.arena_bytes = size_t{48} << 20;
+  if (transport == "roce-finite") options.retries = 6;
   return MakeRoceFabric(options);
 }
 

@@ -244,7 +244,7 @@ def cut_for_good(transport):
     check(code == 3 and noticed < 8, f"the sender says {sender.text()} after {noticed:.1f} s")
     said = sender.report()
     expect_error(said, 600, "the sender on a cut network")
-    if transport == "roce":  # the device gives up before the heartbeat does, and the hint says what that means
+    if transport == "roce-finite":  # the device gives up before the heartbeat does, and the hint says what that means
         check("status 12" in said["message"] and "queue pair" in said["message"], f"{said}")
     got = receiver.report(5)
     expect_error(got, 600, "the receiver on a cut network")
@@ -405,7 +405,7 @@ def speed(_):
 SHORT = [("devices", "roce"), ("conformance", "roce"), ("federated", "roce"), ("loss", "roce"), ("cut_for_2s", "roce"),
          ("killed_mid_stream", "roce"), ("stopped_for_3s", "roce"), ("memlock", "roce")]
 FULL = SHORT + [("conformance_ipv6", "roce"), ("conformance", "tcp"), ("plain", "roce"), ("loss_3", "roce"),
-                ("delay", "roce"), ("cut_for_good", "roce"), ("killed_before_first", "roce"),
+                ("delay", "roce"), ("cut_for_good", "roce"), ("cut_for_good", "roce-finite"), ("killed_before_first", "roce"),
                 ("restarted_at_the_same_address", "roce"), ("strangers", "roce"), ("idle", "roce"),
                 ("reconnects", "roce"), ("speed", "roce"), ("long_stream", "roce")]
 FULL += [(name, "tcp") for name in ("plain", "loss", "loss_3", "delay", "cut_for_2s", "cut_for_good", "stopped_for_3s",

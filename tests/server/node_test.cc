@@ -37,6 +37,39 @@ TEST_F(NodeTest, ModelIsBasePlusWeightedMeanOfDeltas) {
   }
 }
 
+// As a BatchNorm's counter of batches: read back with its dtype, or Model would say so.
+TEST_F(NodeTest, AnInt64TensorKeepsItsDtypeAndItsArithmeticUnderEachPolicy) {
+  // Deltas 1 with weight 10 and 2 with weight 30, on a base of 100.
+  const std::vector<std::pair<std::string, int64_t>> expected = {
+      {"mean", 102},  // 70 / 40 = 1.75, rounded
+      {"sum", 103},
+      {"max", 102},
+      {"first", 101},
+      {"skip", 100}};
+  for (const auto& [policy, counter] : expected) {
+    SCOPED_TRACE(policy);
+    TestNode node(Config(absl::StrCat("[aggregation.policies]\n\"counter\" = \"", policy, "\"\n")));
+    RawClient a(node.endpoint(), "a"), b(node.endpoint(), "b");
+    a.AwaitTask();
+    b.AwaitTask();
+    Segments one = EncodeTest(1), two = EncodeTest(2);
+    if (policy == "skip") {  // never sent: the counter's segment is the last
+      one.pop_back();
+      two.pop_back();
+    }
+    ASSERT_EQ(a.Upload(one, 10).status(), v1::UploadResponse::ACCEPTED);
+    ASSERT_EQ(b.Upload(two, 30).status(), v1::UploadResponse::ACCEPTED);
+    ASSERT_TRUE(node.Round(0).committed);
+    const std::vector<uint8_t> bytes = Model();
+    ASSERT_EQ(bytes.size(), TestLayout()->model_bytes());
+    for (int i = 0; i < 3; ++i) {
+      int64_t got = 0;
+      std::memcpy(&got, bytes.data() + TestLayout()->TensorByteOffset(3) + 8 * i, 8);
+      EXPECT_EQ(got, counter);
+    }
+  }
+}
+
 // Weights on the wire are 65,536ths of an example, and so are the caps.
 TEST_F(NodeTest, FractionalWeightsWeighAsTheyAreAndTheCapsAreInExamples) {
   TestNode node(

@@ -90,13 +90,27 @@ class FakeVerbs final : public VerbsApi {
   const char* EventText(ibv_event_type type) override;
 
  private:
-  struct Channel;
-  struct Queue;
-  struct Pair;
   struct Request {
     ibv_send_wr wr{};
     ibv_sge piece{};
     bool has_piece = false;
+  };
+
+  struct Channel : ibv_comp_channel {
+    std::deque<ibv_cq*> events;
+  };
+  struct Queue : ibv_cq {
+    std::deque<ibv_wc> completions;
+    size_t capacity = 0;
+    bool armed = false;
+    size_t unacknowledged = 0;
+  };
+  struct Pair : ibv_qp {
+    ibv_qp_cap cap{};
+    uint32_t peer = 0;
+    std::deque<Request> sends;
+    std::deque<uint64_t> receives;
+    Queue* queue = nullptr;
   };
 
   // All of these with mutex_ held.
@@ -108,6 +122,9 @@ class FakeVerbs final : public VerbsApi {
   ibv_mr* FindRegion(uint32_t key, bool remote, uint64_t address, size_t bytes);
   Pair* PeerOf(const Pair& pair);
   Pair* PickPair();
+  ibv_wc_status Copy(std::unique_lock<std::mutex>& lock, Pair& pair, Pair& peer,
+                     const Request& request);
+  void CompleteReceive(Pair& peer, const ibv_send_wr& sent, size_t bytes);
   void Carry(std::unique_lock<std::mutex>& lock, Pair& pair);
   void RunWire();
 

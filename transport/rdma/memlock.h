@@ -21,6 +21,12 @@ struct RegistrationPlan {
 // dozen links. A guess on the high side (mlx5: 40 KiB a queue pair with its completion queue).
 inline constexpr uint64_t kQueueBytes = uint64_t{4} << 20;
 
+// What a link takes of an arena: send and receive slots, each a chunk and its header in whole pages.
+constexpr uint64_t LinkArenaBytes(uint32_t slots, uint64_t chunk_bytes) {
+  constexpr uint64_t kPage = 4096;
+  return uint64_t{2} * slots * (chunk_bytes + 2 * kPage);
+}
+
 // Bytes that stay locked while the links live. Saturates at UINT64_MAX.
 uint64_t MemlockNeedBytes(const RegistrationPlan& plan);
 

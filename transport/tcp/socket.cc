@@ -2,6 +2,7 @@
 #include "transport/tcp/socket.h"
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -144,6 +145,12 @@ void SetLinkOptions(int fd, absl::Duration user_timeout) {
   const unsigned int millis = static_cast<unsigned int>(
       std::clamp<int64_t>(absl::ToInt64Milliseconds(user_timeout), 1, 3'600'000));
   setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &millis, sizeof(millis));
+}
+
+absl::Status SetBlocking(int fd) {
+  const int flags = fcntl(fd, F_GETFL);
+  if (flags < 0 || fcntl(fd, F_SETFL, flags & ~O_NONBLOCK) != 0) return ErrnoStatus("fcntl", errno);
+  return absl::OkStatus();
 }
 
 void BoundBufferOnOneHost(int fd) {

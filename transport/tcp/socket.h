@@ -38,6 +38,7 @@ absl::StatusOr<Fd> ListenOn(const SocketAddress& address);
 absl::StatusOr<Fd> ConnectTo(const SocketAddress& address, const internal::Deadline& deadline);
 // No Nagle, keepalive, and unacknowledged bytes end the connection after `user_timeout`.
 void SetLinkOptions(int fd, absl::Duration user_timeout);
+absl::Status SetBlocking(int fd);
 // Where both ends are on one machine: bounds the send buffer, so that what is under way stays in
 // the processor's caches. Elsewhere the kernel sizes it by the path, which is right there.
 void BoundBufferOnOneHost(int fd);

@@ -50,20 +50,19 @@ class Round {
 
   void Add(const std::string& id, const TrainResult& result) {
     const auto weight = *aggregation::WeightUnits(result.weight, 0);
-    aggregation::UpdateAssembler assembler(task_.layout, grid_, id, weight,
-                                           aggregation::MaxEncodedBytes(*task_.layout));
-    uint64_t bytes = 0;
+    const auto all = std::make_shared<std::vector<uint8_t>>();
     uint32_t crc = 0;
     Deltas deltas(result);
     const auto emit = [&](std::vector<uint8_t> segment) {
-      const auto owned = std::make_shared<const std::vector<uint8_t>>(std::move(segment));
-      bytes += owned->size();
-      crc = ExtendCrc32c(crc, *owned);
-      EXPECT_TRUE(assembler.Add(PiecedBytes(*owned), owned)) << assembler.refusal().message;
+      crc = ExtendCrc32c(crc, segment);
+      all->insert(all->end(), segment.begin(), segment.end());
       return absl::OkStatus();
     };
     const auto codec = *compression::MakeCodec("fp32");
     ASSERT_TRUE(aggregation::EncodeUpdate(*task_.layout, *codec, 1, 1, deltas, emit).ok());
+    const uint64_t bytes = all->size();
+    aggregation::UpdateAssembler assembler(task_.layout, grid_, id, weight, bytes);
+    EXPECT_TRUE(assembler.Add(PiecedBytes(*all), all)) << assembler.refusal().message;
     const auto update = assembler.Finish(bytes, crc);
     ASSERT_NE(update, nullptr) << assembler.refusal().message;
     const aggregation::EncodedUpdate* const one = update.get();
