@@ -36,8 +36,9 @@ seed = {seed}
 model = "mlp-fashion"
 startup_limit_s = 120
 evaluate_every = {rounds}
+max_failed_rounds = 100
 [cohort]
-minimum = 4
+minimum = 40
 fraction = 0.1
 [straggler]
 deadline_s = 120

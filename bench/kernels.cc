@@ -12,7 +12,8 @@
 namespace tributary::bench {
 
 int Kernels(const KernelsOptions& options) {
-  std::vector<compression::KernelFigure> rows = compression::RunKernelBench({.only = options.codec});
+  std::vector<compression::KernelFigure> rows =
+      compression::RunKernelBench({.only = options.codec});
   if (options.codec.empty()) {
     std::ranges::move(aggregation::RunPackBench({}), std::back_inserter(rows));
   }

@@ -127,7 +127,7 @@ class Codec {
                                                     const EncodeContext& context,
                                                     std::vector<uint8_t>* out,
                                                     std::span<float> residual) const {
-    const absl::Status status = Encode(x, context, out, residual);
+    absl::Status status = Encode(x, context, out, residual);
     if (!status.ok()) return status;
     return SegmentForm{capabilities().id, parameter()};
   }

@@ -151,7 +151,7 @@ TileEntry AppendIndices(std::span<const uint16_t> places, uint32_t length,
 
 absl::Status CheckIndices(const TileEntry& entry, const uint8_t* p, uint32_t length,
                           uint16_t* out) {
-  const absl::Status status =
+  absl::Status status =
       entry.tag == kBitmapTag ? CheckBitmap(entry, p, length) : CheckRice(entry, p, length);
   if (status.ok()) ReadIndices(entry, p, out);
   return status;

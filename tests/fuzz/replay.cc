@@ -1,5 +1,5 @@
-// Runs a fuzz target once over every file of the directories given, and over each file's beginnings:
-// what a build without libFuzzer can do with a corpus.
+// Runs a fuzz target once over every file of the directories given, and over each file's
+// beginnings: what a build without libFuzzer can do with a corpus.
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
