@@ -19,9 +19,9 @@ absl::StatusOr<double> EffectiveSteps(
     if (sum.name() != kStepsMetric || sum.weight() == 0) continue;
     if (const double steps = MetricMean(sum) * kStepsUnit; steps > 0) return steps;
   }
-  return absl::FailedPreconditionError(absl::StrCat(
-      "[training] fednova = 1, but no client reported the metric \"", kStepsMetric,
-      "\": they must be of a release that knows FedNova"));
+  return absl::FailedPreconditionError(
+      absl::StrCat("[training] fednova = 1, but no client reported the metric \"", kStepsMetric,
+                   "\": they must be of a release that knows FedNova"));
 }
 
 }  // namespace tributary::aggregation

@@ -21,6 +21,7 @@ inline constexpr char kStepsMetric[] = "local_kilosteps";
 inline constexpr double kStepsUnit = 1024;
 
 // The mean over the examples of the round's sums; FAILED_PRECONDITION where no client told it.
-absl::StatusOr<double> EffectiveSteps(const google::protobuf::RepeatedPtrField<v1::MetricSum>& sums);
+absl::StatusOr<double> EffectiveSteps(
+    const google::protobuf::RepeatedPtrField<v1::MetricSum>& sums);
 
 }  // namespace tributary::aggregation

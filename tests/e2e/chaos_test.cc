@@ -1,6 +1,6 @@
 // Real processes killed at random moments: global, racks and clients, over a run of twenty rounds.
-// Whatever happened, each committed model is, to the bit, what its contributor list says: recomputed
-// here from the clients' deltas, which depend on client and round alone.
+// Whatever happened, each committed model is, to the bit, what its contributor list says:
+// recomputed here from the clients' deltas, which depend on client and round alone.
 #include <gmock/gmock.h>
 
 #include <cmath>
@@ -27,7 +27,8 @@ int64_t WeightOf(const std::string& id) {
 
 // base moved by the mean of the contributors' deltas, on the round's grid; all tensors are F32.
 std::vector<uint8_t> Recomputed(const aggregation::ModelLayout& layout,
-                                const std::vector<uint8_t>& base, const v1::CheckpointState& state) {
+                                const std::vector<uint8_t>& base,
+                                const v1::CheckpointState& state) {
   const int fraction_bits = static_cast<int>(state.spec().grid().fraction_bits());
   int64_t total = 0;
   for (const std::string& id : state.contributors()) total += WeightOf(id);
@@ -45,8 +46,8 @@ std::vector<uint8_t> Recomputed(const aggregation::ModelLayout& layout,
       uint8_t* at = next.data() + layout.TensorByteOffset(t) + 4 * i;
       float value;
       std::memcpy(&value, at, 4);
-      const double mean = std::ldexp(
-          static_cast<double>(sums[i]) / static_cast<double>(total), -fraction_bits);
+      const double mean =
+          std::ldexp(static_cast<double>(sums[i]) / static_cast<double>(total), -fraction_bits);
       value = static_cast<float>(static_cast<double>(value) + mean);
       std::memcpy(at, &value, 4);
     }
