@@ -13,7 +13,7 @@ find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM)
   # Paths are taken relative to the tree, so that another clone finds what this one has compiled.
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=1
-      CCACHE_SLOPPINESS=pch_defines,time_macros ${CCACHE_PROGRAM})
+      CCACHE_SLOPPINESS=pch_defines,time_macros ${CMAKE_SOURCE_DIR}/cmake/compile.sh ${CCACHE_PROGRAM})
   # ccache can only keep what is compiled with a precompiled header if GCC names it in its output.
   add_compile_options(-fpch-preprocess)
 endif()
