@@ -21,7 +21,8 @@ struct RegistrationPlan {
 // dozen links. A guess on the high side (mlx5: 40 KiB a queue pair with its completion queue).
 inline constexpr uint64_t kQueueBytes = uint64_t{4} << 20;
 
-// What a link takes of an arena: send and receive slots, each a chunk and its header in whole pages.
+// What a link takes of an arena: send and receive slots, each a chunk and its header in whole
+// pages.
 constexpr uint64_t LinkArenaBytes(uint32_t slots, uint64_t chunk_bytes) {
   constexpr uint64_t kPage = 4096;
   return uint64_t{2} * slots * (chunk_bytes + 2 * kPage);
