@@ -1,0 +1,203 @@
+// The collector's members: who joins, what their sessions say, who leaves.
+#include <spdlog/spdlog.h>
+
+#include <utility>
+
+#include "absl/strings/str_join.h"
+#include "base/status.h"
+#include "server/collector.h"
+
+namespace tributary::server {
+
+using aggregation::Answer;
+
+void Collector::OnJoin(std::shared_ptr<Session> session) {
+  loop_->Post([this, session = std::move(session)]() mutable { Join(std::move(session)); });
+}
+
+void Collector::OnMessage(std::shared_ptr<Session> session, v1::SessionRequest message) {
+  // A heartbeat that changes nothing is only a sign of life, which the session has noted already.
+  if (message.has_heartbeat() && session->join().role() == v1::CLIENT) return;
+  loop_->Post([this, session = std::move(session), message = std::move(message)] {
+    Message(session, message);
+  });
+}
+
+void Collector::OnSessionEnd(std::shared_ptr<Session> session) {
+  loop_->Post([this, session = std::move(session)] { End(session); });
+}
+
+void Collector::Join(std::shared_ptr<Session> session) {
+  if (layout_ == nullptr) {
+    waiting_joins_.push_back(std::move(session));
+    return;
+  }
+  const v1::Join& join = session->join();
+  const auto refuse = [&](const std::string& reason) {
+    spdlog::warn("{} \"{}\" from {} refused: {}",
+                 join.role() == v1::CLIENT ? "client" : "aggregator", join.id(), session->peer(),
+                 reason);
+    auto response = std::make_shared<v1::SessionResponse>();
+    response->mutable_refused()->set_reason(reason);
+    session->Send(std::move(response));
+    session->Finish();
+  };
+  if (!join.run().empty() && join.run() != run_) {
+    refuse(absl::StrCat("run \"", join.run(), "\" is not served here, \"", run_,
+                        "\" is; correct the client's run"));
+    return;
+  }
+  if (join.role() == v1::AGGREGATOR && tier_ == nullptr) {
+    refuse("this aggregator offers no links; give it a [transport] section");
+    return;
+  }
+  const auto old = children_.find(join.id());
+  if (old != children_.end()) {
+    if (join.epoch() < old->second.epoch) {
+      refuse(absl::StrCat("a later life of \"", join.id(),
+                          "\" has joined already; give each client its own id"));
+      return;
+    }
+    // The newer session wins. The same life reconnecting needs no word on its dead stream.
+    old->second.session->superseded = true;
+    if (join.epoch() > old->second.epoch) {
+      spdlog::info("\"{}\" joined again from {}: the newer session wins", join.id(),
+                   session->peer());
+      auto response = std::make_shared<v1::SessionResponse>();
+      response->mutable_stop()->set_kind(v1::Stop::SUPERSEDED);
+      response->mutable_stop()->set_reason(absl::StrCat("another session with the id \"", join.id(),
+                                                        "\" joined from ", session->peer()));
+      old->second.session->Send(std::move(response));
+      old->second.session->Finish();
+    } else {
+      old->second.session->Cancel();
+    }
+  }
+  Child& child = children_[join.id()];
+  child = {.session = session,
+           .aggregator = join.role() == v1::AGGREGATOR,
+           .epoch = join.epoch(),
+           .examples = join.examples(),
+           .clients = join.clients(),
+           .held_sha256 = join.held_sha256()};
+  spdlog::debug("\"{}\" joined from {} ({})", join.id(), session->peer(), join.software());
+  Welcome(join.id(), child);
+}
+
+void Collector::Welcome(const std::string& id, Child& child) {
+  auto response = std::make_shared<v1::SessionResponse>();
+  v1::Joined* joined = response->mutable_joined();
+  joined->set_run(run_);
+  *joined->mutable_layout() = layout_->ToProto();
+  joined->set_layout_hash(layout_->hash());
+  joined->set_heartbeat_ms(static_cast<uint64_t>(limits_.session_timeout_s * 1000 / 3));
+  joined->set_committed_round(last_round_);
+  if (last_round_ > 0) {
+    v1::Outcome* outcome = joined->mutable_last_outcome();
+    outcome->set_round(last_round_);
+    outcome->set_committed(true);
+    outcome->set_included(last_children_.count(id) > 0);
+  }
+  if (child.aggregator) {
+    for (const LinkPlace& place : tier_->places()) {
+      v1::LinkEndpoint* link = joined->add_links();
+      link->set_transport(place.transport);
+      link->set_address(place.address);
+    }
+  }
+  child.session->Send(std::move(response));
+  if (stopped_.has_value()) {
+    auto stop = std::make_shared<v1::SessionResponse>();
+    *stop->mutable_stop() = *stopped_;
+    child.session->Send(std::move(stop));
+    child.session->Finish();
+    return;
+  }
+  if (machine_ != nullptr) {
+    Act(machine_->Joined(MemberOf(id, child), loop_->Now()));
+  }
+  callbacks_.members_changed();
+}
+
+void Collector::Message(const std::shared_ptr<Session>& session,
+                        const v1::SessionRequest& message) {
+  const auto it = children_.find(session->join().id());
+  if (it == children_.end() || it->second.session != session)
+    return;  // a superseded stream's last words
+  Child& child = it->second;
+  if (message.has_heartbeat()) {
+    const bool changed = child.clients != message.heartbeat().clients() ||
+                         child.examples != message.heartbeat().examples();
+    child.clients = message.heartbeat().clients();
+    child.examples = message.heartbeat().examples();
+    if (changed) callbacks_.members_changed();
+  } else if (message.has_report()) {
+    Report(it->first, child, message.report());
+  } else if (message.has_leave()) {
+    spdlog::info("\"{}\" leaves: {}", it->first, message.leave().reason());
+    session->Finish();
+  }
+}
+
+void Collector::Report(const std::string& id, Child& child, const v1::Report& report) {
+  if (machine_ == nullptr || report.round() != spec_.round() || report.kind() != spec_.kind())
+    return;
+  if (!report.declined().empty()) {
+    spdlog::info("\"{}\" sits round {} out: {}", id, report.round(), report.declined());
+  }
+  std::map<std::string, uint64_t> rejected;
+  for (const auto& entry : report.rejected()) rejected[entry.reason()] += entry.count();
+  machine_->CountBelow(rejected, report.late());
+  uint64_t clients = 0;
+  if (spec_.kind() == v1::EVALUATE && report.declined().empty()) {
+    if (machine_->AnswerOf(id) != Answer::kAwaited) return;  // said already: a metric counts once
+    const absl::Status status = aggregation::MergeMetrics(report.metrics(), &metrics_);
+    if (status.ok()) {
+      clients = child.aggregator ? report.contributors() : 1;
+    } else {
+      spdlog::warn("metrics of \"{}\" for round {} dropped: {}", id, report.round(), Text(status));
+    }
+  }
+  Act(machine_->Reported(id, child.epoch, clients, loop_->Now()));
+}
+
+void Collector::End(const std::shared_ptr<Session>& session) {
+  std::erase(waiting_joins_, session);
+  const auto it = children_.find(session->join().id());
+  if (it == children_.end() || it->second.session != session) return;
+  const std::string id = it->first;
+  const uint64_t epoch = it->second.epoch;
+  if (it->second.aggregator && tier_ != nullptr) tier_->Drop(id, epoch);
+  children_.erase(it);
+  spdlog::debug("session of \"{}\" ended", id);
+  if (machine_ != nullptr) Act(machine_->Left(id, epoch, loop_->Now()));
+  callbacks_.members_changed();
+}
+
+void Collector::StopAll(v1::Stop::Kind kind, const std::string& reason, uint64_t retry_after_ms) {
+  stopped_.emplace();
+  stopped_->set_kind(kind);
+  stopped_->set_reason(reason);
+  stopped_->set_retry_after_ms(retry_after_ms);
+  auto response = std::make_shared<v1::SessionResponse>();
+  *response->mutable_stop() = *stopped_;
+  for (auto& [id, child] : children_) {
+    child.session->Send(response);
+    child.session->Finish();
+  }
+  for (auto& session : waiting_joins_) {
+    session->Send(response);
+    session->Finish();
+  }
+  v1::UploadResponse answer;
+  answer.set_status(v1::UploadResponse::RETRY_ELSEWHERE);
+  answer.set_reason("shutdown");
+  answer.set_message("this aggregator is shutting down");
+  for (auto& [ticket, entry] : tickets_) {
+    if (entry.upload != nullptr) entry.upload->Reply(answer);
+  }
+  for (const auto& upload : held_) upload->Reply(answer);
+  held_.clear();
+}
+
+}  // namespace tributary::server
