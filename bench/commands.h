@@ -61,6 +61,7 @@ struct SinkOptions {
   uint32_t rounds = 1;
   std::string model;
   std::string codec;
+  bool default_windows = false;  // gRPC's own; else those of the front door
 };
 int Sink(const SinkOptions& options);
 

@@ -250,9 +250,10 @@ int Sink(const SinkOptions& options) {
   builder.SetMaxReceiveMessageSize(4 << 20);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, 1 << 20);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
-  // As at the front door: with the default the sink's memory grows, and it is the slower for it.
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 1 << 16);
+  if (!options.default_windows) {  // as at the front door
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 1 << 16);
+  }
   auto server = builder.BuildAndStart();
   if (server == nullptr) {
     std::fprintf(stderr, "cannot listen on port %d\n", options.port);

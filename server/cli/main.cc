@@ -61,6 +61,7 @@ struct Bench {
     s->add_option("--rounds", sink.rounds);
     s->add_option("--model", sink.model);
     s->add_option("--codec", sink.codec);
+    s->add_flag("--default-windows", sink.default_windows);
     s->callback([this, code] { *code = bench::Sink(sink); });
 
     auto* c = command->add_subcommand("senders", "internal: clients that send a prepared update")

@@ -190,7 +190,7 @@ TEST_F(SdkTest, AFractionalWeightIsSentInTheGridsUnits) {
 }
 
 TEST_F(SdkTest, AWeightThatTheRunCannotTakeDeclinesTheRoundWithTheMend) {
-  double weight = 2.5;
+  std::atomic<double> weight = 2.5;
   trainer_.train = [&](const TrainTask& task, const auto&) {
     TrainResult result = DeltaOf(*task.layout, task.spec.round());
     result.weight = weight;
