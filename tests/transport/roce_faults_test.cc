@@ -209,8 +209,11 @@ TEST_F(Roce, PathThatDropsLargePacketsIsFoundAtConnectAndNamed) {
   verbs_->DropLargerThan(1000);
   const absl::Status status = Link();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
-  EXPECT_THAT(Words(status), HasSubstr("path MTU, 1024"));
-  EXPECT_THAT(Words(status), HasSubstr("set path_mtu lower"));
+  // Both sides probe at once. Where the peer finds it first and tears down, all that this side sees
+  // is a peer that is gone, and the hint of that names the MTU among the causes.
+  EXPECT_THAT(Words(status),
+              AnyOf(AllOf(HasSubstr("path MTU, 1024"), HasSubstr("set path_mtu lower")),
+                    HasSubstr("the path drops large packets (MTU)")));
   RoceOptions lower = SmallArena();
   lower.path_mtu = 512;
   fabric_.reset();
