@@ -85,7 +85,8 @@ class Trainer {
   // The round is over: error-feedback residuals of `round` are committed (included) or rolled back
   // by the SDK before this.
   virtual void OnOutcome(const RoundOutcome&) {}
-  // Something that went on without the user's doing and belongs in a log: residuals that were dropped, say.
+  // Something that went on without the user's doing and belongs in a log: residuals that were
+  // dropped, say.
   virtual void OnNotice(const std::string&) {}
 };
 

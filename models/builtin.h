@@ -21,9 +21,9 @@ struct Model {
 };
 
 // "2nn" (784-200-200-10), "cnn" (2 conv 5x5 32/64, fc 512), "logreg" (784-10), "mlp-digits"
-// (64-32-10), "mlp-fashion" (784-96-10), "resnet18", "resnet50" (ImageNet's, with BatchNorm buffers: their int64 counters have
-// policy MAX, their running statistics MEAN), "synthetic:N" (one F32 tensor of N elements; for
-// benches).
+// (64-32-10), "mlp-fashion" (784-96-10), "resnet18", "resnet50" (ImageNet's, with BatchNorm
+// buffers: their int64 counters have policy MAX, their running statistics MEAN), "synthetic:N" (one
+// F32 tensor of N elements; for benches).
 std::vector<std::string> BuiltinNames();
 bool IsBuiltin(std::string_view name);
 

@@ -161,7 +161,8 @@ TEST_P(InitialWeightsTest, EqualAnIndependentDrawToTheBit) {
   std::filesystem::remove(path);
 }
 INSTANTIATE_TEST_SUITE_P(Models, InitialWeightsTest,
-                         testing::Values("2nn", "cnn", "logreg", "mlp-digits", "mlp-fashion", "resnet18"),
+                         testing::Values("2nn", "cnn", "logreg", "mlp-digits", "mlp-fashion",
+                                         "resnet18"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::erase(name, '-');
