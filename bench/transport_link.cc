@@ -41,16 +41,6 @@ transport::LinkOptions OptionsOf(const Shape& shape) {
   return options;
 }
 
-Shape ShapeOf(const TransportPeerOptions& options) {
-  return {.kind = options.kind,
-          .listen = "",
-          .size = options.size,
-          .lanes = options.lanes,
-          .slots = options.slots,
-          .bytes = options.bytes,
-          .rounds = options.rounds};
-}
-
 struct Accepted {
   std::unique_ptr<transport::Listener> listener;
   std::unique_ptr<transport::Link> link;

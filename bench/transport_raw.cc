@@ -136,16 +136,6 @@ bool RunLanes(const std::vector<int>& lanes, const Shape& shape, const MoveOne& 
   return good;
 }
 
-Shape ShapeOf(const TransportPeerOptions& options) {
-  return {.kind = options.kind,
-          .listen = "",
-          .size = options.size,
-          .lanes = options.lanes,
-          .slots = options.slots,
-          .bytes = options.bytes,
-          .rounds = options.rounds};
-}
-
 double TimedGigabytes(const Shape& shape) {
   return static_cast<double>(PiecesOf(shape.bytes, shape) * shape.size * shape.lanes) / 1e9;
 }

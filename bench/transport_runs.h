@@ -89,4 +89,15 @@ class Peer {
   Process process_;
 };
 
+// What a peer process was told on its command line.
+inline Shape ShapeOf(const TransportPeerOptions& options) {
+  return {.kind = options.kind,
+          .listen = "",
+          .size = options.size,
+          .lanes = options.lanes,
+          .slots = options.slots,
+          .bytes = options.bytes,
+          .rounds = options.rounds};
+}
+
 }  // namespace tributary::bench
