@@ -158,6 +158,7 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   void Reserve(uint64_t ticket, uint64_t bytes, std::function<void()> granted);
   // An update of a closed round that may count in the next: it waits for that, unread.
   bool MayCarry(const v1::UploadHeader& header) const;
+  void Hold(const std::shared_ptr<Upload>& upload);
   void TakeHeld();
   aggregation::RoundMachine::Member MemberOf(const std::string& id, const Child& child) const;
   aggregation::RoundPlan PlanOf(const v1::RoundSpec& spec, uint32_t minimum) const;
@@ -210,7 +211,7 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   uint64_t download_bytes_at_start_ = 0;
   ByteCounts bytes_;
   Stragglers stragglers_;
-  std::vector<std::shared_ptr<Upload>> held_;  // see MayCarry
+  std::vector<std::shared_ptr<Upload>> held_;  // see MayCarry; one a client
   std::map<std::string, Shares> shares_;       // by aggregator; "": the clients here
   EventLoop::TimerId timer_ = 0;
   bool closed_reported_ = false;

@@ -2,6 +2,7 @@
 // acknowledged.
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -132,7 +133,9 @@ bool Collector::CheckUpload(const v1::UploadHeader& header, v1::UploadResponse* 
                                          absl::BytesToHexString(layout_->hash().substr(0, 8)),
                                          "; it was built from another model"));
   }
-  if (header.round() == spec_.round() && header.base_version() != spec_.base_version()) {
+  // The evaluation of a round has its number and the model after it.
+  if (!MayCarry(header) && header.round() == spec_.round() &&
+      header.base_version() != spec_.base_version()) {
     return reject("round", absl::StrCat("the update of \"", header.id(),
                                         "\" starts from model version ", header.base_version(),
                                         ", round ", spec_.round(), " from ", spec_.base_version()));
@@ -150,6 +153,20 @@ bool Collector::MayCarry(const v1::UploadHeader& header) const {
   return child->second.owes != 0 && child->second.owes == header.round();
 }
 
+// One a client: else whoever offers again and again makes the list grow.
+void Collector::Hold(const std::shared_ptr<Upload>& upload) {
+  const auto old = std::find_if(held_.begin(), held_.end(), [&](const auto& other) {
+    return other->header().id() == upload->header().id();
+  });
+  if (old == held_.end()) {
+    held_.push_back(upload);
+    return;
+  }
+  const auto replaced = std::exchange(*old, upload);
+  replaced->Reply(
+      Answer(v1::UploadResponse::STALE, "session", "a newer upload of this id replaced it"));
+}
+
 void Collector::TakeHeld() {
   auto held = std::move(held_);
   held_.clear();
@@ -164,7 +181,7 @@ void Collector::UploadStart(const std::shared_ptr<Upload>& upload) {
     return;
   }
   if (MayCarry(header)) {
-    held_.push_back(upload);
+    Hold(upload);
     return;
   }
   if (first_upload_ == absl::ZeroDuration()) first_upload_ = loop_->Now();

@@ -134,6 +134,47 @@ TEST_F(StragglersTest, HoldsALateUpdateUntilTheNextRoundBeginsAndCallsNobodyAway
   EXPECT_TRUE(outcome.included());
 }
 
+TEST_F(StragglersTest, HoldsOneLateUpdateOfAClientAndNoMore) {
+  TestNode node(Config(3, 1, "", "deadline = \"fixed\"\nquorum = 0.5\nlate = \"carry\"", 2));
+  RawClient b(node.endpoint(), "b");
+  b.AwaitTask();
+  RawClient a(node.endpoint(), "a");
+  a.AwaitTask();
+  EXPECT_EQ(a.Upload(EncodeTest(1), 10 * kExample).status(), v1::UploadResponse::ACCEPTED);
+  EXPECT_EQ(b.AwaitTask().spec().round(), 2u);
+  EXPECT_EQ(a.AwaitTask().spec().round(), 2u);
+  EXPECT_EQ(a.Upload(EncodeTest(1), 10 * kExample).status(), v1::UploadResponse::ACCEPTED);
+  EXPECT_EQ(a.AwaitTask().spec().kind(), v1::EVALUATE);
+  // Two at once: whichever comes first makes room for the other, while the round is not there yet.
+  std::mutex mu;
+  std::condition_variable changed;
+  std::vector<v1::UploadResponse> answers;
+  std::vector<std::thread> uploads;
+  for (int i = 0; i < 2; ++i) {
+    uploads.emplace_back([&] {
+      const v1::UploadResponse answer = b.Upload(EncodeTest(2), 10 * kExample);
+      const std::lock_guard lock(mu);
+      answers.push_back(answer);
+      changed.notify_all();
+    });
+  }
+  {
+    std::unique_lock lock(mu);
+    EXPECT_TRUE(changed.wait_for(lock, std::chrono::seconds(20), [&] { return !answers.empty(); }));
+  }
+  v1::SessionRequest request;
+  v1::Report* report = request.mutable_report();
+  report->set_round(2);
+  report->set_kind(v1::EVALUATE);
+  report->set_contributors(1);
+  a.Send(request);
+  for (std::thread& upload : uploads) upload.join();
+  ASSERT_EQ(answers.size(), 2u);
+  EXPECT_EQ(answers[0].status(), v1::UploadResponse::STALE);
+  EXPECT_EQ(answers[0].message(), "a newer upload of this id replaced it");
+  EXPECT_EQ(answers[1].status(), v1::UploadResponse::ACCEPTED) << answers[1].message();
+}
+
 TEST_F(StragglersTest, RefusesConfigsThatContradictThemselves) {
   const auto error = [&](const std::string& cohort, const std::string& straggler) {
     const auto config = ParseConfig(
