@@ -108,6 +108,7 @@ absl::Status Collector::Begin(const v1::RoundSpec& spec, const aggregation::Grid
   std::sort(members.begin(), members.end(),
             [](const auto& a, const auto& b) { return a.id < b.id; });
   Act(machine_->Begin(members, loop_->Now()));
+  callbacks_.passed("announce");
   if (train) TakeHeld();
   return absl::OkStatus();
 }

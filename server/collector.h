@@ -63,6 +63,7 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   struct Callbacks {
     std::function<void()> members_changed;
     std::function<void(CollectedRound)> closed;
+    std::function<void(const char*)> passed = [](const char*) {};  // see Node::Options::on_phase
   };
   Collector(EventLoop* loop, const LimitsConfig& limits, Callbacks callbacks);
   ~Collector() override;
@@ -112,6 +113,7 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   void OnUploadComplete(std::shared_ptr<Upload> upload,
                         std::shared_ptr<const aggregation::EncodedUpdate> update) override;
   void OnUploadFailed(std::shared_ptr<Upload> upload, aggregation::Refusal refusal) override;
+  void OnDownloaded() override;
   // TierHandler
   void OnPartialStart(std::shared_ptr<IncomingPartial> partial) override;
   void OnPartialComplete(std::shared_ptr<IncomingPartial> partial,

@@ -63,6 +63,7 @@ class FrontDoorHandler {
   // Whole and valid.
   virtual void OnUploadComplete(std::shared_ptr<Upload> upload,
                                 std::shared_ptr<const aggregation::EncodedUpdate> update) = 0;
+  virtual void OnDownloaded() {}  // a model, whole
   // Its content is refused (answer it), or, with an empty reason, it broke off (nobody to answer).
   virtual void OnUploadFailed(std::shared_ptr<Upload> upload, aggregation::Refusal refusal) = 0;
 };

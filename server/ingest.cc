@@ -41,6 +41,9 @@ void Collector::OnUploadFailed(std::shared_ptr<Upload> upload, aggregation::Refu
     UploadFailed(upload, refusal);
   });
 }
+void Collector::OnDownloaded() {
+  loop_->Post([this] { callbacks_.passed("download"); });
+}
 void Collector::OnPartialStart(std::shared_ptr<IncomingPartial> partial) {
   loop_->Post([this, partial = std::move(partial)] { PartialStart(partial); });
 }
@@ -184,7 +187,10 @@ void Collector::UploadStart(const std::shared_ptr<Upload>& upload) {
     Hold(upload);
     return;
   }
-  if (first_upload_ == absl::ZeroDuration()) first_upload_ = loop_->Now();
+  if (first_upload_ == absl::ZeroDuration()) {
+    first_upload_ = loop_->Now();
+    callbacks_.passed("train_wait");
+  }
   const Admission admission = machine_->Offer(header.id(), header.epoch(), header.round(),
                                               header.weight(), {}, loop_->Now());
   Rearm();  // a refused offer is an answer, and may be the last that the round waits for
@@ -259,6 +265,7 @@ void Collector::UploadComplete(const std::shared_ptr<Upload>& upload,
   bytes_.below += update->encoded_bytes();
   pool_.Fold(std::move(update),
              [this, ticket] { loop_->Post([this, ticket] { Folded(ticket); }); });
+  callbacks_.passed("upload");
 }
 
 void Collector::UploadFailed(const std::shared_ptr<Upload>& upload,
@@ -295,6 +302,7 @@ void Collector::Folded(uint64_t ticket) {
   }
   EndTicket(ticket);
   if (done.upload != nullptr) done.upload->Reply(Answer(v1::UploadResponse::ACCEPTED, "", ""));
+  callbacks_.passed("fold");
   Act(machine_->Folded(ticket, loop_->Now()));
 }
 
@@ -383,6 +391,7 @@ void Collector::PartialComplete(const std::shared_ptr<IncomingPartial>& partial,
   machine_->CountBelow(rejected, header.late());
   pool_.Merge(std::move(packed),
               [this, ticket] { loop_->Post([this, ticket] { Folded(ticket); }); });
+  callbacks_.passed("forward");
 }
 
 }  // namespace tributary::server

@@ -20,7 +20,12 @@ NodeBase::NodeBase(Options options) : options_(std::move(options)) {
               [this] {
                 if (!ending_) MembersChanged();
               },
-          .closed = [this](CollectedRound round) { RoundClosed(std::move(round)); }});
+          .closed = [this](CollectedRound round) { RoundClosed(std::move(round)); },
+          .passed =
+              [this](const char* phase) {
+                const v1::RoundSpec& spec = collector_->spec();
+                if (spec.kind() == v1::TRAIN) Passed(spec.round(), phase);
+              }});
 }
 
 NodeBase::~NodeBase() {

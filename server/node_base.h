@@ -33,6 +33,9 @@ class NodeBase : public Node {
   // "file:line:column" of a key ("node.listen"), for errors found after the config was read.
   std::string Where(const std::string& key) const;
   void Publish(RoundReport report);
+  void Passed(uint64_t round, const char* phase) const {
+    if (options_.on_phase) options_.on_phase(round, phase);
+  }
 
   Options options_;
   RealClock clock_;

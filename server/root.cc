@@ -241,6 +241,7 @@ class Root final : public NodeBase {
       RoundFailed(report_.collected.result.why_not);
       return;
     }
+    Passed(spec_.round(), "close");
     Apply();
   }
 
@@ -292,6 +293,7 @@ class Root final : public NodeBase {
     out.model = ModelVersion::Make(spec.round(), model_->layout, std::move(next));
     const absl::Duration applied = clock_.Monotonic();
     out.apply = absl::ToDoubleSeconds(applied - start);
+    Passed(spec.round(), "apply");
     v1::CheckpointState state;
     state.set_run(spec.run());
     state.set_round(spec.round());
@@ -307,6 +309,7 @@ class Root final : public NodeBase {
     state.set_finished(spec.round() >= c_.run->rounds);
     out.status = store_->Save(state, *model_->layout, out.model->bytes);
     out.commit = absl::ToDoubleSeconds(clock_.Monotonic() - applied);
+    Passed(spec.round(), "commit");
     return out;
   }
 
@@ -333,6 +336,7 @@ class Root final : public NodeBase {
     report_.model_sha256 = absl::BytesToHexString(model_->sha256);
     collector_->shelf()->Put(model_);
     collector_->Finish(true, true, "");
+    Passed(round_, "publish");
     const bool evaluate = c_.run->evaluate_every > 0 && !shutting_down_ &&
                           (round_ % c_.run->evaluate_every == 0 || round_ >= c_.run->rounds);
     if (evaluate && collector_->Count().clients > 0) {

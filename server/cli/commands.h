@@ -11,6 +11,9 @@ namespace tributary::cli {
 struct ServeOptions {
   std::string file;
   std::string progress = "none";  // "human" or "json": a line a round on standard output
+  // For tests of recovery: "PHASE:ROUND" kills this process, as kill -9 does, at that moment (see
+  // server::Node::Options::on_phase). A node that has it started anew must not have it again.
+  std::string die_after;
 };
 int Serve(const ServeOptions& options);
 

@@ -127,6 +127,7 @@ int Main(int argc, char** argv) {
   serve_command->add_option("file", serve.file, "its config (TOML)")->required();
   serve_command->add_option("--progress", serve.progress, "a line a round on standard output")
       ->check(CLI::IsMember({"none", "human", "json"}));
+  serve_command->add_option("--die-after", serve.die_after, "internal: PHASE:ROUND")->group("");
   serve_command->callback([&] { code = Serve(serve); });
 
   std::vector<std::string> files;

@@ -1,10 +1,13 @@
 // `tributary serve`, `check` and `codecs`.
 #include <spdlog/spdlog.h>
 
+#include <unistd.h>
+
 #include <csignal>
 #include <cstdio>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
 #include "base/log_setup.h"
 #include "base/status.h"
 #include "compression/codec.h"
@@ -47,6 +50,11 @@ int Serve(const ServeOptions& options) {
     node_options.on_round = [json = options.progress == "json"](const server::RoundReport& report) {
       std::printf("%s\n", (json ? ToJson(report) : ToText(report)).c_str());
       std::fflush(stdout);
+    };
+  }
+  if (!options.die_after.empty()) {
+    node_options.on_phase = [moment = options.die_after](uint64_t round, const char* phase) {
+      if (absl::StrCat(phase, ":", round) == moment) kill(getpid(), SIGKILL);
     };
   }
   auto node = server::Node::Create(std::move(node_options));

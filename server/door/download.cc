@@ -70,6 +70,7 @@ void DownloadReactor::Next() {
   }
   door_->counters.downloads += 1;
   door_->counters.download_nanos += absl::ToInt64Nanoseconds(MonotonicNow() - started_);
+  door_->handler->OnDownloaded();
   Finish(grpc::Status::OK);
 }
 

@@ -73,8 +73,13 @@ class Cluster {
     std::ofstream(dir_ + "/" + name + ".toml") << text;
   }
   void Serve(const std::string& name) {
-    Start(name, {Binary("tributary"), "serve", dir_ + "/" + name + ".toml"});
+    std::vector<std::string> argv = {Binary("tributary"), "serve", dir_ + "/" + name + ".toml"};
+    argv.insert(argv.end(), next_serve_.begin(), next_serve_.end());
+    next_serve_.clear();
+    Start(name, argv);
   }
+  // More arguments for the aggregator that is started next, and for that one alone.
+  void NextServe(std::vector<std::string> arguments) { next_serve_ = std::move(arguments); }
   void Client(const std::string& id, const std::vector<int>& ports, int think_ms = 0) {
     std::vector<std::string> argv = {Binary("e2e_client"), id, std::to_string(think_ms)};
     for (const int port : ports) argv.push_back(absl::StrCat("127.0.0.1:", port));
@@ -138,6 +143,7 @@ class Cluster {
  private:
   std::string dir_;
   std::string kind_ = "tcp";
+  std::vector<std::string> next_serve_;
   std::map<std::string, std::unique_ptr<Process>> processes_;
 };
 

@@ -28,6 +28,9 @@ TEST(EndToEnd, SigtermAtAnyMomentDrainsAndExitsWithZero) {
   }
 }
 
+// From the first moment at which the program's own code runs, which is before its libraries are
+// initialised. What comes before (fork, exec, the dynamic linker) cannot be covered from within: a
+// signal then ends the process as it ends any, with 143.
 TEST(EndToEnd, SigtermFromTheVeryStartExitsWithZero) {
   PhiloxStream random(SeededHash(22, "term", "start"));
   for (int attempt = 0; attempt < 40; ++attempt) {

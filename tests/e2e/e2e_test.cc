@@ -72,6 +72,38 @@ TEST(EndToEnd, EveryTransportEndsInTheSameModel) {
   }
 }
 
+// kill -9 at a known moment: the process kills itself there, as nothing outside could hit it.
+class KilledAfterTest : public testing::TestWithParam<const char*> {};
+
+TEST_P(KilledAfterTest, GlobalResumesAndEndsInTheSameModel) {
+  Cluster run;
+  const int root = run.Port(), rack = run.Port();
+  const std::string phase = GetParam();
+  // Models are fetched to be evaluated, and are there when the next round trains: all but the
+  // first.
+  const bool first = phase == "download";
+  run.NextServe({"--die-after", absl::StrCat(phase, first ? ":1" : ":3")});
+  run.Root(root, "", kRounds, kClients);
+  run.Rack("rack-0", rack, root);
+  for (int i = 0; i < kClients; ++i) run.Client(absl::StrCat("c", i), {i < 2 ? rack : root});
+  EXPECT_EQ(run.ExitCode("global"), 128 + SIGKILL) << run.Log("global");
+  const std::string resumed = first                                     ? "run \"e2e\" starts"
+                              : phase == "commit" || phase == "publish" ? "resumes after round 3"
+                                                                        : "resumes after round 2";
+  fs::remove(run.dir() + "/global.log");  // of the second life alone
+  run.Serve("global");
+  EXPECT_EQ(run.ExitCode("global"), 0) << run.Log("global");
+  EXPECT_THAT(run.Log("global"), testing::HasSubstr(resumed));
+  EXPECT_EQ(run.ExitCode("rack-0"), 0) << run.Log("rack-0");
+  for (int i = 0; i < kClients; ++i) EXPECT_EQ(run.ExitCode(absl::StrCat("c", i)), 0);
+  EXPECT_EQ(run.ModelHash(kRounds), UndisturbedHash()) << run.Log("global");
+}
+
+INSTANTIATE_TEST_SUITE_P(EndToEnd, KilledAfterTest,
+                         testing::Values("announce", "download", "train_wait", "upload", "fold",
+                                         "forward", "close", "apply", "commit", "publish"),
+                         [](const auto& info) { return std::string(info.param); });
+
 TEST(EndToEnd, GlobalKilledAtRandomMomentsResumesAndEndsInTheSameModel) {
   PhiloxStream random(SeededHash(20, "kill", "global"));
   Cluster run;
@@ -156,9 +188,6 @@ TEST(EndToEnd, EveryClientKilledMidRoundEndsTheRunWithAnError) {
   EXPECT_THAT(run.Log("global"), testing::HasSubstr("awaits clients"));
 }
 
-// From the first moment at which the program's own code runs, which is before its libraries are
-// initialised. What comes before (fork, exec, the dynamic linker) cannot be covered from within: a
-// signal then ends the process as it ends any, with 143.
 // Real training by LibTorch in processes of their own, twice flat and once in two tiers.
 TEST(EndToEnd, TheDemoOfOneSeedEndsInOneModelWhateverTheTopology) {
   if (!fs::exists(Cluster::Binary("tributary-client"))) {
