@@ -23,8 +23,10 @@ NodeBase::NodeBase(Options options) : options_(std::move(options)) {
           .closed = [this](CollectedRound round) { RoundClosed(std::move(round)); },
           .passed =
               [this](const char* phase) {
+                // Models are mostly fetched to be evaluated; all else of an evaluation is no phase.
                 const v1::RoundSpec& spec = collector_->spec();
-                if (spec.kind() == v1::TRAIN) Passed(spec.round(), phase);
+                const bool download = std::string_view(phase) == "download";
+                if (spec.kind() == v1::TRAIN || download) Passed(spec.round(), phase);
               }});
 }
 

@@ -49,17 +49,18 @@ class Cluster {
   }
   // Of the aggregators started from here on.
   void Transport(const std::string& kind) { kind_ = kind; }
+  void Model(const std::string& name) { model_ = name; }  // of roots started from here on
   void Root(int port, const std::string& more, int rounds, int minimum) {
     Write("global",
           absl::StrFormat(
               "[node]\nname = \"global\"\nlisten = \"127.0.0.1:%d\"\n[transport]\nkind = \"%s\"\n"
               "listen = \"127.0.0.1:0\"\n"
-              "[run]\nname = \"e2e\"\nrounds = %d\nmodel = \"logreg\"\nstartup_limit_s = 60\n"
+              "[run]\nname = \"e2e\"\nrounds = %d\nmodel = \"%s\"\nstartup_limit_s = 60\n"
               "[cohort]\nminimum = %d\n[straggler]\ndeadline = \"fixed\"\ndeadline_s = "
               "60\nrejoin_grace_s = "
               "20\n[checkpoint]\n"
               "directory = \"%s\"\n%s",
-              port, kind_, rounds, minimum, dir_ + "/checkpoints", more));
+              port, kind_, rounds, model_, minimum, dir_ + "/checkpoints", more));
     Serve("global");
   }
   void Rack(const std::string& name, int port, int parent) {
@@ -143,6 +144,7 @@ class Cluster {
  private:
   std::string dir_;
   std::string kind_ = "tcp";
+  std::string model_ = "logreg";
   std::vector<std::string> next_serve_;
   std::map<std::string, std::unique_ptr<Process>> processes_;
 };
