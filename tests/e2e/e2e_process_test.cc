@@ -134,5 +134,31 @@ TEST(EndToEnd, AggregatorDoesNotLinkLibTorch) {
   EXPECT_THAT(run.Log("ldd"), testing::Not(testing::HasSubstr("torch")));
 }
 
+// How many processes were started with this text in their arguments and still run.
+int ProcessesNaming(const std::string& text) {
+  int count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    const std::string arguments =
+        Read(entry.path() / "cmdline");  // empty: a zombie, or none at all
+    count += arguments.find(text) != std::string::npos ? 1 : 0;
+  }
+  return count;
+}
+
+TEST(EndToEnd, CtrlCEndsEverythingThatTheDemoStarted) {
+  if (!std::filesystem::exists(Cluster::Binary("tributary-client"))) {
+    GTEST_SKIP() << "tributary-client is not built here (TRIBUTARY_TRAINER is off)";
+  }
+  Cluster run;
+  const std::string out = run.dir() + "/out";
+  run.Start("demo", {Cluster::Binary("tributary"), "demo", "--model", "mlp-digits", "--clients",
+                     "4", "--rounds", "100000", "--out", out});
+  ASSERT_TRUE(run.AwaitLog("demo", "round  ")) << run.Log("demo");
+  EXPECT_EQ(ProcessesNaming(out), 8) << "the demo, global, two racks, four clients";
+  run["demo"].Signal(SIGINT);
+  EXPECT_EQ(run.ExitCode("demo"), 128 + SIGINT) << run.Log("demo");
+  EXPECT_EQ(ProcessesNaming(out), 0);
+}
+
 }  // namespace
 }  // namespace tributary
