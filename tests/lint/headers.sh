@@ -14,6 +14,6 @@ alone() {
   }
 }
 export -f alone
-git ls-files '*/*.h' 'client/trainer/*.h' | grep -E '^(base|compression|aggregation|transport|models|server|client|bench|doctor)/([^/]+|trainer/[^/]+)$' |
+git ls-files '*/*.h' 'client/trainer/*.h' | grep -E '^(base|compression|aggregation|transport|models|server|client|bench|doctor|simulate)/([^/]+|trainer/[^/]+)$' |
   xargs grep -LE '<torch/|client/trainer/internal/(network|weights|local_sgd)|client/trainer/trainer.h' |
   sort -u | xargs -P "$(nproc)" -I{} bash -c 'alone {}'
