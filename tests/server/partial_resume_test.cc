@@ -19,6 +19,27 @@ aggregation::testing::LayoutPtr TenChunks() {
       {{"w", {kChunks * aggregation::kChunkElements - 100}, DType::kF32, Policy::kMean}});
 }
 
+// What two racks have summed up: made once, since making it takes longer than a test.
+struct Racks {
+  const aggregation::testing::LayoutPtr layout = TenChunks();
+  const aggregation::Grid grid = *aggregation::ProveGrid({});
+  const std::vector<Contribution> rack_clients = {{*layout, "a", 30, 1}, {*layout, "b", 7, 2}};
+  const std::vector<Contribution> other_clients = {{*layout, "c", 11, 3}};
+  const RackSum rack{layout, grid, rack_clients};
+  const RackSum other{layout, grid, other_clients};
+
+  std::vector<int64_t> Plain(const std::vector<Contribution>& clients) const {
+    return PlainSum(*layout, grid.fraction_bits, clients);
+  }
+  const std::vector<int64_t> plain_other = Plain(other_clients);
+  const std::vector<int64_t> plain_all =
+      Plain({rack_clients[0], rack_clients[1], other_clients[0]});
+};
+const Racks& Made() {
+  static const Racks racks;
+  return racks;
+}
+
 class PartialResume : public ::testing::TestWithParam<std::string> {
  protected:
   explicit PartialResume(uint64_t inflight_bytes = uint64_t{1} << 30) {
@@ -29,9 +50,6 @@ class PartialResume : public ::testing::TestWithParam<std::string> {
     parent_->Join("rack", 1);
     parent_->Join("other", 1);
     parent_->Begin();
-  }
-  std::vector<int64_t> Plain(const std::vector<Contribution>& clients) const {
-    return PlainSum(*layout_, grid_.fraction_bits, clients);
   }
   // The rack's partial sum stalls when kHalf of its chunks are in the parent's sum.
   void SendHalf(ChildLife* rack, const RackSum& sum) {
@@ -47,26 +65,24 @@ class PartialResume : public ::testing::TestWithParam<std::string> {
     ASSERT_TRUE(sent.ok()) << sent;
   }
 
-  const aggregation::testing::LayoutPtr layout_ = TenChunks();
-  const aggregation::Grid grid_ = *aggregation::ProveGrid({});
-  const std::vector<Contribution> rack_clients_ = {{*layout_, "a", 30, 1}, {*layout_, "b", 7, 2}};
-  const std::vector<Contribution> other_clients_ = {{*layout_, "c", 11, 3}};
-  const std::vector<Contribution> all_clients_ = {
-      {*layout_, "a", 30, 1}, {*layout_, "b", 7, 2}, {*layout_, "c", 11, 3}};
-  const RackSum rack_sum_{layout_, grid_, rack_clients_};
-  const RackSum other_sum_{layout_, grid_, other_clients_};
+  const aggregation::testing::LayoutPtr layout_ = Made().layout;
+  const aggregation::Grid grid_ = Made().grid;
+  const std::vector<Contribution>& rack_clients_ = Made().rack_clients;
+  const std::vector<Contribution>& other_clients_ = Made().other_clients;
+  const RackSum& rack_sum_ = Made().rack;
+  const RackSum& other_sum_ = Made().other;
   FabricPair fabrics_{GetParam()};
   std::unique_ptr<ParentNode> parent_;
 };
 
 TEST_P(PartialResume, ChunksAreInTheSumAsTheyComeAndTheDeadChildsAreUndoneToTheBit) {
-  const std::vector<int64_t> others = Plain(other_clients_);
+  const std::vector<int64_t>& others = Made().plain_other;
   SendOther();
   {
     ChildLife rack(&fabrics_, parent_.get(), "rack", 1);
     SendHalf(&rack, rack_sum_);
     // What is in is folded: the first four chunks of both, the rest of the other's.
-    std::vector<int64_t> half = Plain(all_clients_);
+    std::vector<int64_t> half = Made().plain_all;
     const uint64_t in = kHalf * aggregation::kChunkElements;
     std::copy(others.begin() + in, others.end(), half.begin() + in);
     EXPECT_EQ(parent_->Sums(), half);
@@ -87,7 +103,7 @@ TEST_P(PartialResume, RoundThatClosesInTheMiddleOfAPartialSumDoesNotHaveItsHalf)
   SendHalf(&rack, rack_sum_);
   parent_->CloseNow();
   EXPECT_THAT(parent_->Closed().result.contributors, ElementsAre("c"));
-  EXPECT_EQ(parent_->Sums(), Plain(other_clients_));
+  EXPECT_EQ(parent_->Sums(), Made().plain_other);
 }
 
 TEST_P(PartialResume, CutChildGoesOnAtTheFirstMissingChunk) {
@@ -99,7 +115,7 @@ TEST_P(PartialResume, CutChildGoesOnAtTheFirstMissingChunk) {
   const absl::Status sent = rack.Forwarded();
   EXPECT_TRUE(sent.ok()) << sent;
   const CollectedRound round = parent_->Closed();
-  EXPECT_EQ(parent_->Sums(), Plain(all_clients_));
+  EXPECT_EQ(parent_->Sums(), Made().plain_all);
   EXPECT_THAT(round.result.contributors, ElementsAre("a", "b", "c"));
   // Header, chunks, trailer; of the rack a second header, and no chunk twice.
   EXPECT_EQ(parent_->stats().chunks_received, (1 + kChunks + 1) + (2 + kChunks + 1));
@@ -116,12 +132,12 @@ TEST_P(PartialResume, ChildThatDiedGoesOnInItsNextLifeWhereItsSumIsTheSame) {
   parent_->Join("rack", 2);
   ChildLife again(&fabrics_, parent_.get(), "rack", 2);
   again.Connect();
-  const RackSum summed_anew(layout_, grid_, {rack_clients_[1], rack_clients_[0]});
+  static const RackSum summed_anew(layout_, grid_, {rack_clients_[1], rack_clients_[0]});
   again.Forward(summed_anew);
   const absl::Status sent = again.Forwarded();
   EXPECT_TRUE(sent.ok()) << sent;
   const CollectedRound round = parent_->Closed();
-  EXPECT_EQ(parent_->Sums(), Plain(all_clients_));
+  EXPECT_EQ(parent_->Sums(), Made().plain_all);
   EXPECT_EQ(parent_->stats().chunks_received, (1 + kChunks + 1) + (2 + kChunks + 1));
   EXPECT_EQ(round.bytes.from_aggregators,
             other_sum_.PackedBytes(kChunks) + rack_sum_.PackedBytes(kChunks));
@@ -136,7 +152,7 @@ TEST_P(PartialResume, ChildThatDiedBeginsAnewWhereItsNextSumIsAnother) {
     parent_->Join("rack", 2);
     ChildLife again(&fabrics_, parent_.get(), "rack", 2);
     again.Connect();
-    const RackSum only_a(layout_, grid_, {rack_clients_[0]});
+    static const RackSum only_a(layout_, grid_, {rack_clients_[0]});
     again.Forward(only_a);
     const absl::Status sent = again.Forwarded();
     EXPECT_TRUE(sent.ok()) << sent;
@@ -146,7 +162,7 @@ TEST_P(PartialResume, ChildThatDiedBeginsAnewWhereItsNextSumIsAnother) {
                                                 rack_sum_.PackedBytes(kHalf) +
                                                 only_a.PackedBytes(kChunks));
   }
-  EXPECT_EQ(parent_->Sums(), Plain({all_clients_[0], all_clients_[2]}));
+  EXPECT_EQ(parent_->Sums(), Made().Plain({rack_clients_[0], other_clients_[0]}));
 }
 
 INSTANTIATE_TEST_SUITE_P(Fabrics, PartialResume, ::testing::Values("tcp", "shm", "sim", "roce"),
@@ -173,7 +189,7 @@ TEST_P(PartialOverSim, HeadersThatAreTheSameDoNotMakeTheSumsTheSame) {
   EXPECT_TRUE(sent.ok()) << sent;
   parent_->Closed();
   turned.push_back(other_clients_[0]);
-  EXPECT_EQ(parent_->Sums(), Plain(turned));
+  EXPECT_EQ(parent_->Sums(), Made().Plain(turned));
 }
 
 TEST_P(PartialOverSim, ChildThatLostTheLastWordIsToldThatItsSumIsIn) {
@@ -189,7 +205,7 @@ TEST_P(PartialOverSim, ChildThatLostTheLastWordIsToldThatItsSumIsIn) {
   EXPECT_TRUE(sent.ok()) << sent;
   SendOther();
   parent_->Closed();
-  EXPECT_EQ(parent_->Sums(), Plain(all_clients_));
+  EXPECT_EQ(parent_->Sums(), Made().plain_all);
   EXPECT_EQ(parent_->stats().chunks_received, 2 * (1 + kChunks + 1) + 1);
 }
 
@@ -212,7 +228,7 @@ TEST_P(PartialInTightMemory, HalfGivesWayToWhoWaitsForMemory) {
   const absl::Status sent = rack.Forwarded();
   EXPECT_TRUE(sent.ok()) << sent;
   const CollectedRound round = parent_->Closed();
-  EXPECT_EQ(parent_->Sums(), Plain(all_clients_));
+  EXPECT_EQ(parent_->Sums(), Made().plain_all);
   EXPECT_EQ(round.bytes.from_aggregators, other_sum_.PackedBytes(kChunks) +
                                               rack_sum_.PackedBytes(kHalf) +
                                               rack_sum_.PackedBytes(kChunks));
