@@ -194,7 +194,8 @@ void Collector::PartialBad(const std::string& id, uint64_t epoch,
 void Collector::Suspend(uint64_t ticket) {
   const auto it = tickets_.find(ticket);
   if (it == tickets_.end()) return;
-  if (it->second.fold == nullptr || !machine_->open()) {
+  const std::shared_ptr<PartialFold>& fold = it->second.fold;
+  if (fold == nullptr || fold->chunks() == 0 || !machine_->open()) {
     EndTicket(ticket);
     return;
   }

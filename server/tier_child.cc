@@ -91,12 +91,14 @@ class TierChild::Incoming final : public IncomingPartial {
     outbox_->Put(std::move(answer));
     End();
   }
+  // Only for who waits: once it is admitted, the receiver finds out by itself.
   void LinkGone() {
     {
       std::lock_guard lock(mu_);
-      gone_ = !decided_;
+      if (decided_) return;
+      decided_ = gone_ = true;
     }
-    End();
+    decision_.notify_all();
   }
 
   enum class Decision { kAdmitted, kNotAdmitted, kLinkGone };
