@@ -189,16 +189,26 @@ bool ExactAccumulator::TakesFirst(uint32_t tile, std::string_view id) {
   return true;
 }
 
-absl::Status ExactAccumulator::CheckSubtractable() const {
-  if (subtractable_) return absl::OkStatus();
+absl::Status ExactAccumulator::CheckSubtractable(bool subtractable) {
+  if (subtractable) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      "the layout has tensors with policy max or first, which nothing can be subtracted from; hold "
-      "the "
+      "there are tensors with policy max or first, which nothing can be subtracted from; hold the "
       "contribution back until it is whole");
 }
 
+bool ExactAccumulator::CanSubtractChunk(uint64_t chunk) const {
+  if (subtractable_) return true;
+  const uint64_t begin = chunk * kChunkElements;
+  const uint64_t end = begin + ElementsOf(chunk);
+  for (const Stretch* s = &StretchAt(begin);
+       s < stretches_.data() + stretches_.size() && s->begin < end; ++s) {
+    if (s->combine != Combine::kAdd) return false;
+  }
+  return true;
+}
+
 absl::Status ExactAccumulator::Subtract(const EncodedUpdate& update, ElementRange range) {
-  RETURN_IF_ERROR(CheckSubtractable());
+  RETURN_IF_ERROR(CheckSubtractable(subtractable_));
   const std::vector<Tile>& tiles = layout_->tiles();
   for (uint32_t t = TileAt(tiles, range.begin); t < tiles.size() && tiles[t].offset < range.end;
        ++t) {
@@ -308,7 +318,7 @@ void ExactAccumulator::MergeChunk(uint64_t chunk, ByteSpan packed, std::string_v
 }
 
 absl::Status ExactAccumulator::SubtractChunk(uint64_t chunk, ByteSpan packed, ElementRange range) {
-  RETURN_IF_ERROR(CheckSubtractable());
+  RETURN_IF_ERROR(CheckSubtractable(CanSubtractChunk(chunk)));
   ApplyChunk(chunk, packed, {}, range, Direction::kSubtract);
   return absl::OkStatus();
 }

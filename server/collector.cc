@@ -184,8 +184,8 @@ void Collector::Act(const std::vector<Action>& actions) {
           response.set_message("the round has closed; sent again, it may count in the next");
         }
         if (it->second.upload != nullptr) it->second.upload->Reply(response);
-        if (it->second.partial != nullptr) it->second.partial->Decide(false, nullptr);
-        EndTicket(action.ticket);
+        if (it->second.partial != nullptr) it->second.partial->Refuse(response.message());
+        Suspend(action.ticket);
         break;
       }
       case Action::Kind::kClosed:
@@ -211,6 +211,8 @@ void Collector::Rearm() {
 void Collector::Close() {
   Rearm();
   if (closed_reported_) return;
+  UndoHalves();
+  if (undoing_ > 0) return;  // Undo comes here again
   closed_reported_ = true;
   CollectedRound round;
   round.result = machine_->Result();

@@ -388,6 +388,43 @@ def federated(_):
     return f"3 rounds, model {hashes['roce'][-1][:16]} over tcp, roce, and auto, which took roce"
 
 
+def rack_killed_at_40_percent(_):
+    """A rack over RoCE is killed when 4 of the 10 chunks of its partial sum are in, and is back within the round."""
+    rounds = {}
+    for name in ("undisturbed", "killed"):
+        directory = f"/tmp/fold-{name}"
+        os.makedirs(directory)
+        link = "[transport]\nkind = \"roce\"\nlisten = \"%s:0\"\n[transport.roce]\narena_bytes = \"64MiB\"\n"
+        with open(f"{directory}/global.toml", "w") as file:
+            file.write(f"[node]\nname = \"global\"\nlisten = \"{HERE}:7072\"\n" + link % HERE +
+                       "[log]\nlevel = \"debug\"\n"
+                       "[run]\nname = \"vm\"\nrounds = 1\nmodel = \"synthetic:1300000\"\nevaluate_every = 0\n"
+                       "startup_limit_s = 120\n[cohort]\nminimum = 1\n[straggler]\ndeadline = \"fixed\"\n"
+                       f"deadline_s = 200\nrejoin_grace_s = 100\n[checkpoint]\ndirectory = \"{directory}/checkpoints\"\n")
+        honest = f"[node]\nname = \"rack\"\nlisten = \"{THERE}:7082\"\nparent = \"{HERE}:7072\"\n" + link % THERE
+        agent("write", path="/tmp/rack.toml", text=honest)
+        agent("write", path="/tmp/stalls.toml", text=honest + "[transport.faults]\nstall_after = 5\n")
+        root = Peer([f"{BIN}/tributary", "serve", f"{directory}/global.toml"], False)
+        rack = Peer([f"{BIN}/tributary", "serve", "/tmp/rack.toml" if name == "undisturbed" else "/tmp/stalls.toml"], True)
+        others = [Peer([f"{BIN}/e2e_client", "a", "0", f"{THERE}:7082"], True)]
+        if name == "killed":
+            root.await_text("chunk 4 of 10 is in", 120)
+            rack.signal("SIGKILL")
+            rack.wait(60)
+            rack = Peer([f"{BIN}/tributary", "serve", "/tmp/rack.toml"], True)
+        code = root.wait(200)
+        check(code == 0, f"the root ended with {code}:\n{root.text()}\n{rack.text()}")
+        for other in others + [rack]:
+            other.wait(60)
+        with open(f"{directory}/checkpoints/vm/rounds.jsonl") as file:
+            rounds[name] = json.loads(file.readline())
+    resumed = "goes on after chunk 4 of 10" in root.text()
+    same = rounds["killed"]["model_sha256"] == rounds["undisturbed"]["model_sha256"]
+    taken = [rounds[name]["bytes"]["from_aggregators"] for name in ("undisturbed", "killed")]
+    check(same and resumed and taken[0] == taken[1], f"resumed {resumed}, {rounds}")
+    return f"gone on with after chunk 4 of 10; {taken[1]} bytes taken in, as undisturbed; the same model"
+
+
 def speed(_):
     """Our overhead over the device's own tool, in emulation: no claim about any network."""
     agent("start", name="bw", argv=["ib_write_bw", "-d", "rxe0", "-x", "1", "-s", "1048576", "-n", "64"])
@@ -403,7 +440,8 @@ def speed(_):
 
 
 SHORT = [("devices", "roce"), ("conformance", "roce"), ("federated", "roce"), ("loss", "roce"), ("cut_for_2s", "roce"),
-         ("killed_mid_stream", "roce"), ("stopped_for_3s", "roce"), ("memlock", "roce")]
+         ("killed_mid_stream", "roce"), ("rack_killed_at_40_percent", "roce"), ("stopped_for_3s", "roce"),
+         ("memlock", "roce")]
 FULL = SHORT + [("conformance_ipv6", "roce"), ("conformance", "tcp"), ("plain", "roce"), ("loss_3", "roce"),
                 ("delay", "roce"), ("cut_for_good", "roce"), ("cut_for_good", "roce-finite"), ("killed_before_first", "roce"),
                 ("restarted_at_the_same_address", "roce"), ("strangers", "roce"), ("idle", "roce"),
