@@ -5,7 +5,8 @@ set -euo pipefail
 binary=${1:-build/release/bin/socket_ways}
 megabytes=${2:-2048}
 a=ways-a-$$ b=ways-b-$$
-cleanup() { ip netns del "$a" 2>/dev/null || true; ip netns del "$b" 2>/dev/null || true; }
+said=$(mktemp)
+cleanup() { rm -f "$said"; ip netns del "$a" 2>/dev/null || true; ip netns del "$b" 2>/dev/null || true; }
 trap cleanup EXIT
 ip netns add "$a"
 ip netns add "$b"
@@ -18,11 +19,12 @@ done
 for turn in 1 2 3; do
   for way in plain zerocopy uring uring_zerocopy; do
     port=$((9100 + RANDOM % 20000))
-    coproc receiver { ip netns exec "$b" "$binary" receive 10.99.0.2 "$port" "${way%_zerocopy}" "$megabytes" 2>&1; }
-    fd=${receiver[0]} pid=$receiver_PID
-    read -r _ <&"$fd"  # "listening"
+    : >"$said"
+    ip netns exec "$b" "$binary" receive 10.99.0.2 "$port" "${way%_zerocopy}" "$megabytes" >"$said" 2>&1 &
+    receiver=$!
+    until grep -q listening "$said"; do sleep 0.05; done
     ip netns exec "$a" "$binary" send 10.99.0.2 "$port" "$way" "$megabytes"
-    cat <&"$fd"
-    wait "$pid" || true
+    wait "$receiver"
+    grep side "$said"
   done
 done

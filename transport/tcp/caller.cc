@@ -30,17 +30,11 @@ void TcpCore::ReadAsCaller(Lane& lane, const Deadline& until, std::unique_lock<s
   lane.caller_inside = caller_inside_ = true;
   ++lane.visits;
   lock.unlock();
-  Moved moved = Moved::kNothing;
-  // A peer that answers at once is heard without going to sleep.
-  const bool looks_only = until.Expired();
-  const auto look = [&] { return (moved = ReceiveSome(lane)) != Moved::kNothing || looks_only; };
-  if (!receive_spin_.Wait(look)) {
-    pollfd entries[2] = {{.fd = lane.fd.get(), .events = POLLIN, .revents = 0},
-                         {.fd = caller_wake_.fd(), .events = POLLIN, .revents = 0}};
-    poll(entries, 2, until.PollMillis());
-    if (entries[1].revents != 0) caller_wake_.Clear();
-    if (entries[0].revents != 0) moved = ReceiveSome(lane);
-  }
+  pollfd entries[2] = {{.fd = lane.fd.get(), .events = POLLIN, .revents = 0},
+                       {.fd = caller_wake_.fd(), .events = POLLIN, .revents = 0}};
+  poll(entries, 2, until.PollMillis());
+  if (entries[1].revents != 0) caller_wake_.Clear();
+  const Moved moved = entries[0].revents != 0 ? ReceiveSome(lane) : Moved::kNothing;
   const bool large = lane.in.parsed.payload_bytes > kSmallChunk;
   lock.lock();
   lane.caller_inside = caller_inside_ = false;

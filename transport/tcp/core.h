@@ -18,7 +18,6 @@
 #include "transport/internal/controlled_core.h"
 #include "transport/internal/frame.h"
 #include "transport/internal/link_state.h"
-#include "transport/internal/spinner.h"
 #include "transport/tcp/socket.h"
 
 namespace tributary::transport::tcp {
@@ -133,7 +132,6 @@ class TcpCore final : public internal::ControlledCore {
 
   const internal::Arena arena_;
   std::vector<std::unique_ptr<Lane>> lanes_;
-  internal::Spinner receive_spin_;                      // of callers that read for themselves
   const Waker caller_wake_;                             // ends the poll of the caller inside
   bool caller_inside_ ABSL_GUARDED_BY(mutex_) = false;  // of any lane: one at a time
   int waiting_ ABSL_GUARDED_BY(mutex_) = 0;             // callers asleep in Receive
