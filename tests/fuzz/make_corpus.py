@@ -23,7 +23,7 @@ def segment(tensor, codec, parameter, first, count, payload):
 
 def main():
     golden, corpus = map(pathlib.Path, sys.argv[1:])
-    for folder in ("codec", "update", "chunk"):
+    for folder in ("codec", "update", "chunk", "link"):
         (corpus / folder).mkdir(parents=True, exist_ok=True)
     zeros = segment(0, 7, 128, 0, 33000, bytes(33000 // 128 * 36 + 4 + (33000 % 128 * 2 + 7) // 8))
     ints = segment(1, 1, 0, 0, 3, struct.pack("<3q", 1, -2, 3))
@@ -33,6 +33,13 @@ def main():
             (corpus / "codec" / f"{name}.{cut}").write_bytes(
                 struct.pack("<HHII", codec, cut, parameter, 600) + payload)
         (corpus / "update" / name).write_bytes(zeros + ints + segment(2, codec, parameter, 0, 600, payload))
+    for path in sorted((golden / "link").glob("*.bin")):
+        (corpus / "link" / path.stem).write_bytes(path.read_bytes())
+    strangers = {"http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+                 "tls": bytes.fromhex("1603010200010001fc0303") + b"r" * 64,
+                 "giant": b"TRIBLINK" + struct.pack("<Q", 1 << 63), "empty": b"TRIBLINK" + bytes(8)}
+    for name, words in strangers.items():
+        (corpus / "link" / name).write_bytes(words)
     widths = bytes([3, 0, 64])
     (corpus / "chunk" / "small").write_bytes(widths + bytes(range(192)) + bytes(64 * 64))
     (corpus / "chunk" / "zeros").write_bytes(bytes(3))
