@@ -123,7 +123,7 @@ TEST(Sketch, FindsTheLargestOfASumAndLeavesTheRestInTheCells) {
 }
 
 TEST(Sketch, NothingFoundIsBeyondTheBoundAndZerosAreNotFound) {
-  const SketchForm form{.rows = 3, .columns = 100, .recover = 0.1};
+  const SketchForm form{.rows = 3, .columns = 10'000, .recover = 0.1};
   std::vector<double> cells(form.Cells(5000));
   EXPECT_TRUE(SketchRecover(form, 1, 5000, 50, 16, cells).empty());
   SketchAdd(form, 1, 5000, 1234, -100, cells);
