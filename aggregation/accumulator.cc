@@ -157,19 +157,49 @@ void ExactAccumulator::Fold(std::span<const EncodedUpdate* const> updates, Eleme
   if (!subtractable_) scratch = std::make_unique<int64_t[]>(compression::kTileElements);
   for (uint32_t tile = TileAt(tiles, range.begin);
        tile < tiles.size() && tiles[tile].offset < range.end; ++tile) {
-    for (const EncodedUpdate* update : updates) FoldTile(*update, tile, scratch.get());
+    const Policy policy = layout_->tensors()[tiles[tile].tensor].policy;
+    if (policy == Policy::kMean || policy == Policy::kSum) {
+      AddToTile(updates, tile);
+    } else {
+      for (const EncodedUpdate* update : updates) FoldTile(*update, tile, scratch.get());
+    }
   }
 }
 
+// Updates that follow one another with the same codec go together.
+void ExactAccumulator::AddToTile(std::span<const EncodedUpdate* const> updates, uint32_t index) {
+  const Tile& tile = layout_->tiles()[index];
+  const bool mean = layout_->tensors()[tile.tensor].policy == Policy::kMean;
+  int64_t* const sums = sums_ + tile.offset;
+  thread_local std::vector<compression::FoldPart> parts;
+  const compression::Codec* codec = nullptr;
+  const auto flush = [&] {
+    if (!parts.empty()) codec->FoldMany(parts, tile.count, grid_.fraction_bits, sums);
+    parts.clear();
+  };
+  for (const EncodedUpdate* update : updates) {
+    const EncodedUpdate::Segment& segment = update->ForTile(index);
+    const int64_t weight = mean ? update->weight() : 1;
+    if (segment.codec == nullptr) {
+      FoldSegment(segment, tile, grid_, weight, sums);
+      continue;
+    }
+    if (!parts.empty() && (codec->capabilities().id != segment.codec->capabilities().id ||
+                           codec->parameter() != segment.codec->parameter())) {
+      flush();
+    }
+    codec = segment.codec.get();
+    parts.push_back({&segment.payload, tile.first - segment.first, weight});
+  }
+  flush();
+}
+
+// Of a tensor whose policy is MAX or FIRST.
 void ExactAccumulator::FoldTile(const EncodedUpdate& update, uint32_t index, int64_t* scratch) {
   const Tile& tile = layout_->tiles()[index];
   const EncodedUpdate::Segment& segment = update.ForTile(index);
   int64_t* sums = sums_ + tile.offset;
   const Policy policy = layout_->tensors()[tile.tensor].policy;
-  if (policy == Policy::kMean || policy == Policy::kSum) {
-    FoldSegment(segment, tile, grid_, policy == Policy::kMean ? update.weight() : 1, sums);
-    return;
-  }
   if (policy == Policy::kFirst && !TakesFirst(index, update.id())) return;
   std::fill(scratch, scratch + tile.count, 0);
   FoldSegment(segment, tile, grid_, 1, scratch);

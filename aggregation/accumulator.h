@@ -74,6 +74,8 @@ class ExactAccumulator {
 
   // Until something is folded, SUM, MEAN and FIRST tensors hold 0, and MAX tensors hold kNothing.
   std::span<const int64_t> sums() const { return {sums_, layout_->elements()}; }
+  // For what replaces a closed round's sums by others (SketchRecovery).
+  std::span<int64_t> MutableSums() { return {sums_, layout_->elements()}; }
   // Back to zero, for the next round; the memory stays.
   void Reset();
 
@@ -93,6 +95,7 @@ class ExactAccumulator {
   void Clear();  // given zeros everywhere
   static absl::Status CheckSubtractable(bool subtractable);
   void FoldTile(const EncodedUpdate& update, uint32_t tile, int64_t* scratch);
+  void AddToTile(std::span<const EncodedUpdate* const> updates, uint32_t tile);
   bool TakesFirst(uint32_t tile, std::string_view id);
   // Block `block` of a chunk; a short last one is filled up with zeros, in `padded`.
   const int64_t* BlockOf(uint64_t chunk, uint64_t block, int64_t* padded) const;

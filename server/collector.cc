@@ -79,6 +79,10 @@ absl::Status Collector::Begin(const v1::RoundSpec& spec, const aggregation::Grid
     }
     pool_.Target(sum_.get());
   }
+  if (train) {
+    ASSIGN_OR_RETURN(sketched_,
+                     aggregation::SketchedTensors::Create(*layout_, spec.codec(), spec.seed()));
+  }
   spec_ = spec;
   if (train) stragglers_.BeginRound(spec_);
   grid_ = grid;

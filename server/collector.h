@@ -16,6 +16,7 @@
 #include "aggregation/accumulator.h"
 #include "aggregation/fold_pool.h"
 #include "aggregation/round.h"
+#include "aggregation/sketches.h"
 #include "server/config.h"
 #include "server/event_loop.h"
 #include "server/front_door.h"
@@ -220,6 +221,7 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   v1::RoundSpec spec_;
   aggregation::Grid grid_;
   std::shared_ptr<const ModelVersion> model_;
+  std::shared_ptr<const aggregation::SketchedTensors> sketched_;  // of the round
   std::unique_ptr<aggregation::ExactAccumulator> sum_;
   aggregation::FoldPool pool_;
   std::map<uint64_t, Ticket> tickets_;

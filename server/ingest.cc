@@ -214,8 +214,10 @@ void Collector::UploadStart(const std::shared_ptr<Upload>& upload) {
   const auto weight = static_cast<int64_t>(admission.weight);
   Reserve(admission.ticket, header.encoded_bytes(), [this, upload, weight] {
     const v1::UploadHeader& h = upload->header();
-    upload->Admit(std::make_unique<aggregation::UpdateAssembler>(layout_, grid_, h.id(), weight,
-                                                                 h.encoded_bytes()));
+    auto assembler = std::make_unique<aggregation::UpdateAssembler>(layout_, grid_, h.id(), weight,
+                                                                    h.encoded_bytes());
+    assembler->Expect(sketched_);
+    upload->Admit(std::move(assembler));
   });
   Rearm();
 }
