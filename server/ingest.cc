@@ -58,7 +58,7 @@ void Collector::OnPartialBroken(std::shared_ptr<IncomingPartial> partial, absl::
     spdlog::warn("the partial sum of \"{}\" broke off: {}", partial->header().id(), Text(why));
     if (!Holds(partial->ticket, partial)) return;
     EndTicket(partial->ticket);
-    if (machine_ != nullptr) Act(machine_->Aborted(partial->ticket, loop_->Now()));
+    AttemptAborted(partial->ticket);
   });
 }
 
@@ -97,7 +97,7 @@ void Collector::EndTicket(uint64_t ticket) {
 
 void Collector::RefuseTicket(uint64_t ticket, const std::string& reason) {
   EndTicket(ticket);
-  if (machine_ != nullptr) Act(machine_->Refused(ticket, reason, loop_->Now()));
+  AttemptRefused(ticket, reason);
 }
 
 // ---- Updates of clients
@@ -123,7 +123,8 @@ bool Collector::CheckUpload(const v1::UploadHeader& header, v1::UploadResponse* 
     return reject("session", absl::StrCat("\"", header.id(), "\" has no session of epoch ",
                                           header.epoch(), " here; join first"));
   }
-  if (!MayCarry(header) && (machine_ == nullptr || spec_.kind() != v1::TRAIN)) {
+  if (async_ == nullptr && !MayCarry(header) &&
+      (machine_ == nullptr || spec_.kind() != v1::TRAIN)) {
     *response =
         Answer(v1::UploadResponse::STALE, "round",
                absl::StrCat("round ", header.round(), " is not open; wait for the next task"));
@@ -137,7 +138,7 @@ bool Collector::CheckUpload(const v1::UploadHeader& header, v1::UploadResponse* 
                                          "; it was built from another model"));
   }
   // The evaluation of a round has its number and the model after it.
-  if (!MayCarry(header) && header.round() == spec_.round() &&
+  if (async_ == nullptr && !MayCarry(header) && header.round() == spec_.round() &&
       header.base_version() != spec_.base_version()) {
     return reject("round", absl::StrCat("the update of \"", header.id(),
                                         "\" starts from model version ", header.base_version(),
@@ -191,8 +192,7 @@ void Collector::UploadStart(const std::shared_ptr<Upload>& upload) {
     first_upload_ = loop_->Now();
     callbacks_.passed("train_wait");
   }
-  const Admission admission = machine_->Offer(header.id(), header.epoch(), header.round(),
-                                              header.weight(), {}, loop_->Now());
+  const Admission admission = OfferUpdate(header);
   Rearm();  // a refused offer is an answer, and may be the last that the round waits for
   switch (admission.verdict) {
     case Verdict::kAdmit:
@@ -250,7 +250,9 @@ void Collector::UploadComplete(const std::shared_ptr<Upload>& upload,
     RefuseTicket(ticket, "malformed");
     return;
   }
-  if (!machine_->Commit(ticket)) {
+  if (async_ != nullptr) {
+    if (!TakeIntoBuffer(ticket, &update)) return;
+  } else if (!machine_->Commit(ticket)) {
     const bool carry = MayCarry(upload->header());
     upload->Reply(Answer(carry ? v1::UploadResponse::RETRY : v1::UploadResponse::STALE, "round",
                          carry ? "the round has closed; sent again, it may count in the next"
@@ -281,7 +283,7 @@ void Collector::UploadFailed(const std::shared_ptr<Upload>& upload,
                  refusal.reason.empty() ? "broke off" : "was damaged on its way");
     upload->Reply(Answer(v1::UploadResponse::RETRY, refusal.reason, refusal.message));
     EndTicket(ticket);
-    Act(machine_->Aborted(ticket, loop_->Now()));
+    AttemptAborted(ticket);
     return;
   }
   spdlog::warn("update of \"{}\" for round {} refused ({}): {}", id, spec_.round(), refusal.reason,
@@ -292,7 +294,7 @@ void Collector::UploadFailed(const std::shared_ptr<Upload>& upload,
 
 void Collector::Folded(uint64_t ticket) {
   const auto it = tickets_.find(ticket);
-  if (it == tickets_.end() || machine_ == nullptr) return;
+  if (it == tickets_.end() || (machine_ == nullptr && async_ == nullptr)) return;
   Ticket done = std::move(it->second);
   // Checked before it was folded; what came in since can only fail at the caps, which drop this
   // one's metrics.
@@ -303,7 +305,7 @@ void Collector::Folded(uint64_t ticket) {
   EndTicket(ticket);
   if (done.upload != nullptr) done.upload->Reply(Answer(v1::UploadResponse::ACCEPTED, "", ""));
   callbacks_.passed("fold");
-  Act(machine_->Folded(ticket, loop_->Now()));
+  AttemptFolded(ticket);
 }
 
 // ---- Partial sums of child aggregators
@@ -314,14 +316,15 @@ std::string Collector::CheckPartial(const v1::PartialSumHeader& header) const {
       child->second.epoch != header.epoch()) {
     return absl::StrCat("it has no session of epoch ", header.epoch());
   }
-  if (machine_ == nullptr || spec_.kind() != v1::TRAIN) return "no round is open";
+  if (async_ != nullptr ? !buffering_ : machine_ == nullptr || spec_.kind() != v1::TRAIN)
+    return "no round is open";
   if (header.run() != run_) return absl::StrCat("it is for run \"", header.run(), "\"");
   if (header.layout_hash() != layout_->hash()) {
     return "its layout is not the run's; it was built from another model: restart it with this run";
   }
-  if (header.base_version() != spec_.base_version()) {
+  if (header.base_version() != train_spec().base_version()) {
     return absl::StrCat("it starts from model version ", header.base_version(), ", not ",
-                        spec_.base_version());
+                        train_spec().base_version());
   }
   if (header.chunks() != sum_->chunk_count()) {
     return absl::StrCat("it has ", header.chunks(), " chunks, the layout ", sum_->chunk_count());
@@ -342,6 +345,11 @@ void Collector::PartialStart(const std::shared_ptr<IncomingPartial>& partial) {
                  why);
     partial->Decide(false, nullptr);
     // Nothing else is to come from it this round: it need not be awaited.
+    if (async_ != nullptr) {
+      if (header.round() == async_spec_.round())
+        ActAsync(async_->Declined(header.id(), header.epoch(), loop_->Now()));
+      return;
+    }
     if (machine_ != nullptr && header.round() == spec_.round() &&
         machine_->AnswerOf(header.id()) == aggregation::Answer::kAwaited) {
       Act(machine_->Reported(header.id(), header.epoch(), 0, loop_->Now()));
@@ -352,11 +360,7 @@ void Collector::PartialStart(const std::shared_ptr<IncomingPartial>& partial) {
     return;
   }
   if (first_partial_ == absl::ZeroDuration()) first_partial_ = loop_->Now();
-  const std::vector<std::string> contributors(header.contributors().begin(),
-                                              header.contributors().end());
-  const Admission admission =
-      machine_->Offer(header.id(), header.epoch(), header.round(),
-                      static_cast<int64_t>(header.weight()), contributors, loop_->Now());
+  const Admission admission = OfferPartial(header);
   if (admission.verdict != Verdict::kAdmit) {
     drop(admission.message);
     Rearm();
@@ -376,7 +380,7 @@ void Collector::PartialComplete(const std::shared_ptr<IncomingPartial>& partial,
   const uint64_t ticket = partial->ticket;
   if (!Holds(ticket, partial)) return;
   const v1::PartialSumHeader& header = partial->header();
-  if (!machine_->Commit(ticket)) {
+  if (!CommitPartial(ticket)) {
     spdlog::warn("partial sum of \"{}\" for round {} came too late", header.id(), header.round());
     EndTicket(ticket);
     return;
@@ -388,7 +392,11 @@ void Collector::PartialComplete(const std::shared_ptr<IncomingPartial>& partial,
   bytes_.below += header.ingress_bytes();
   std::map<std::string, uint64_t> rejected;
   for (const auto& entry : header.rejected()) rejected[entry.reason()] += entry.count();
-  machine_->CountBelow(rejected, header.late());
+  if (async_ != nullptr) {
+    async_->CountBelow(rejected, header.late());
+  } else {
+    machine_->CountBelow(rejected, header.late());
+  }
   pool_.Merge(std::move(packed),
               [this, ticket] { loop_->Post([this, ticket] { Folded(ticket); }); });
   callbacks_.passed("forward");
