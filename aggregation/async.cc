@@ -86,10 +86,12 @@ void AsyncMachine::SetWork(const std::string& id, State& state, Work work) {
   }
 }
 
-// Its task came to nothing; it is asked again in this version only where it had an older one.
-void AsyncMachine::Freed(const std::string& id, State& state, bool again) {
+// What it was to do from version `base` has come to nothing. It is asked again in this version only
+// where that was an older one; and not at all where it has a newer task since.
+void AsyncMachine::Freed(const std::string& id, State& state, uint64_t base) {
   if (state.work != Work::kBusy && state.work != Work::kOverdue) return;
-  SetWork(id, state, again ? Work::kFree : Work::kSpent);
+  if (base < state.base) return;
+  SetWork(id, state, base < version_ ? Work::kFree : Work::kSpent);
   due_ = true;
 }
 
@@ -143,7 +145,7 @@ Actions AsyncMachine::Declined(const std::string& id, uint64_t epoch, absl::Dura
     state->collecting = state->tasked = false;
     state->buffered = 0;
   } else {
-    Freed(id, *state, /*again=*/false);
+    Freed(id, *state, state->base);
   }
   return Advance(now);
 }
@@ -256,6 +258,7 @@ void AsyncMachine::HandOut(Actions* actions) {
     State& state = members_.at(id);
     SetWork(id, state, Work::kPending);
     state.order = ++orders_;
+    state.base = version_;
     state.due = now_ + plan_.task_limit;
     SetWork(id, state, Work::kBusy);
     actions->push_back({Kind::kTask, id});

@@ -141,7 +141,7 @@ class AsyncMachine {
   bool Knows(const std::string& id) const { return members_.contains(id); }
   bool Holds(uint64_t ticket) const { return attempts_.contains(ticket); }
   AsyncResult Result() const;
-  std::vector<Contribution> Counted() const;  // in the last max_staleness + 1 versions' models
+  std::vector<Contribution> Counted() const;    // in the last max_staleness + 1 versions' models
   std::vector<std::string> Collecting() const;  // racks whose sum is awaited, ascending
 
  private:
@@ -152,13 +152,14 @@ class AsyncMachine {
   struct State {
     uint64_t epoch = 0;
     bool aggregator = false;
-    Work work = Work::kFree;    // clients
-    uint64_t order = 0;         // of its last task, or of its joining: who is next
-    absl::Duration due;         // kBusy
-    bool tasked = false;        // aggregators: works on this version
-    bool collecting = false;    // its sum is awaited
-    bool missed = false;        // it did not send one in time, and has not been heard of since
-    uint64_t buffered = 0;      // as it says
+    Work work = Work::kFree;  // clients
+    uint64_t order = 0;       // of its last task, or of its joining: who is next
+    uint64_t base = 0;        // the version of that task
+    absl::Duration due;       // kBusy
+    bool tasked = false;      // aggregators: works on this version
+    bool collecting = false;  // its sum is awaited
+    bool missed = false;      // it did not send one in time, and has not been heard of since
+    uint64_t buffered = 0;    // as it says
   };
   struct Attempt {
     std::string id;
@@ -172,7 +173,7 @@ class AsyncMachine {
 
   State* Find(const std::string& id, uint64_t epoch);
   void SetWork(const std::string& id, State& state, Work work);
-  void Freed(const std::string& id, State& state, bool again);
+  void Freed(const std::string& id, State& state, uint64_t base);
   bool Counts(const Key& key) const { return in_buffer_.contains(key) || counted_.contains(key); }
   bool InBuffer(const std::string& id) const { return clients_in_buffer_.contains(id); }
   void Enter(const Contribution& contribution);
@@ -199,13 +200,14 @@ class AsyncMachine {
 
   absl::flat_hash_map<std::string, State> members_;
   std::set<std::string> aggregators_;
-  std::set<std::pair<uint64_t, std::string>> free_, spent_;       // clients, by (order, id)
-  std::set<std::pair<absl::Duration, std::string>> deadlines_;    // of those busy
+  std::set<std::pair<uint64_t, std::string>> free_, spent_;     // clients, by (order, id)
+  std::set<std::pair<absl::Duration, std::string>> deadlines_;  // of those busy
   uint64_t busy_ = 0;
   uint64_t orders_ = 0;
 
   std::map<uint64_t, Attempt> attempts_;  // by ticket
-  absl::flat_hash_map<std::string, uint64_t> receiving_;  // member -> its attempt, not yet committed
+  absl::flat_hash_map<std::string, uint64_t>
+      receiving_;  // member -> its attempt, not yet committed
   uint64_t next_ticket_ = 1;
   uint64_t folding_ = 0;
 

@@ -29,12 +29,12 @@ Admission AsyncMachine::Offer(const std::string& id, uint64_t epoch, uint64_t ba
     return Reject("session", absl::StrCat("\"", id, "\" has no session of epoch ", epoch));
   }
   if (base > version_) {
-    Freed(id, *state, /*again=*/false);
+    Freed(id, *state, base);
     return Reject("round", absl::StrCat("the update of \"", id, "\" starts from model version ",
                                         base, ", the newest is ", version_));
   }
   if (version_ - base > plan_.max_staleness) {
-    Freed(id, *state, /*again=*/true);
+    Freed(id, *state, base);
     ++stale_;
     return {.verdict = aggregation::Verdict::kStale,
             .reason = "staleness",
@@ -43,18 +43,18 @@ Admission AsyncMachine::Offer(const std::string& id, uint64_t epoch, uint64_t ba
                                     "; [async] max_staleness = ", plan_.max_staleness)};
   }
   if (Counts({base, id})) {
-    Freed(id, *state, /*again=*/base < version_);
+    Freed(id, *state, base);
     return {.verdict = aggregation::Verdict::kDuplicate,
-            .message = absl::StrCat("the update of \"", id, "\" from version ", base,
-                                    " counts already")};
+            .message =
+                absl::StrCat("the update of \"", id, "\" from version ", base, " counts already")};
   }
   if (weight <= 0 || static_cast<uint64_t>(weight) > plan_.max_client_weight ||
       static_cast<uint64_t>(weight) > plan_.max_weight) {
-    Freed(id, *state, /*again=*/false);
-    return Reject("weight", absl::StrCat("the update of \"", id, "\" has weight ", weight,
-                                         ", 1 to ",
-                                         std::min(plan_.max_client_weight, plan_.max_weight),
-                                         " are allowed"));
+    Freed(id, *state, base);
+    return Reject(
+        "weight",
+        absl::StrCat("the update of \"", id, "\" has weight ", weight, ", 1 to ",
+                     std::min(plan_.max_client_weight, plan_.max_weight), " are allowed"));
   }
   Admission admission{.verdict = aggregation::Verdict::kAdmit};
   if (const auto old = receiving_.find(id); old != receiving_.end()) {
@@ -65,8 +65,7 @@ Admission AsyncMachine::Offer(const std::string& id, uint64_t epoch, uint64_t ba
   admission.staleness = version_ - base;
   admission.weight = static_cast<uint64_t>(
       StaleWeight(weight, admission.staleness));  // by the version now; Commit says what it is then
-  attempts_[admission.ticket] = {
-      .id = id, .base = base, .weight = static_cast<uint64_t>(weight)};
+  attempts_[admission.ticket] = {.id = id, .base = base, .weight = static_cast<uint64_t>(weight)};
   receiving_[id] = admission.ticket;
   return admission;
 }
@@ -79,8 +78,8 @@ std::string AsyncMachine::CheckSum(const std::vector<Contribution>& contribution
   unsigned __int128 total = 0;
   for (size_t i = 0; i < contributions.size(); ++i) {
     const Contribution& c = contributions[i];
-    if (i > 0 && std::pair(contributions[i - 1].id, contributions[i - 1].base) >=
-                     std::pair(c.id, c.base)) {
+    if (i > 0 &&
+        std::pair(contributions[i - 1].id, contributions[i - 1].base) >= std::pair(c.id, c.base)) {
       return absl::StrCat("names \"", c.id, "\" out of order or twice");
     }
     if (c.base > version_ || c.staleness != version_ - c.base || c.weight == 0) {
@@ -180,24 +179,25 @@ AsyncMachine::Verdict AsyncMachine::Commit(uint64_t ticket) {
     verdict = CommitSum(attempt);
   } else {
     verdict.staleness = version_ - attempt.base;
-    verdict.weight = static_cast<uint64_t>(
-        StaleWeight(static_cast<int64_t>(attempt.weight), verdict.staleness));
+    verdict.weight =
+        static_cast<uint64_t>(StaleWeight(static_cast<int64_t>(attempt.weight), verdict.staleness));
     const bool room = verdict.weight <= plan_.max_weight - std::min(weight_, plan_.max_weight);
     const auto member = members_.find(attempt.id);
     const bool present = member != members_.end() && !member->second.aggregator;
     if (verdict.staleness > plan_.max_staleness) {
       ++stale_;
-      if (present) Freed(attempt.id, member->second, /*again=*/true);
+      if (present) Freed(attempt.id, member->second, attempt.base);
     } else if (Counts({attempt.base, attempt.id})) {
       verdict.kind = Verdict::Kind::kDuplicate;
-      if (present) Freed(attempt.id, member->second, /*again=*/attempt.base < version_);
+      if (present) Freed(attempt.id, member->second, attempt.base);
     } else if (!open() || !room) {
       verdict.kind = Verdict::Kind::kWait;
       if (open()) full_ = due_ = true;
     } else {
       verdict.kind = Verdict::Kind::kFold;
       Enter({attempt.id, attempt.base, verdict.staleness, verdict.weight});
-      if (present) SetWork(attempt.id, member->second, Work::kPending);
+      if (present && attempt.base >= member->second.base)
+        SetWork(attempt.id, member->second, Work::kPending);
     }
   }
   if (verdict.kind == Verdict::Kind::kWait) return verdict;
@@ -240,7 +240,7 @@ Actions AsyncMachine::Refused(uint64_t ticket, const std::string& reason, absl::
     if (member->second.aggregator) {
       member->second.collecting = member->second.tasked = false;
     } else {
-      Freed(it->second.id, member->second, /*again=*/false);
+      Freed(it->second.id, member->second, it->second.base);
     }
   }
   receiving_.erase(it->second.id);

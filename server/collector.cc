@@ -103,6 +103,9 @@ absl::Status Collector::Begin(const v1::RoundSpec& spec, const aggregation::Grid
   Act(machine_->Begin(members, loop_->Now()));
   callbacks_.passed("announce");
   if (train) TakeHeld();
+  if (async_ != nullptr && members.empty()) {
+    loop_->Post([this] { CloseNow(); });  // all of them train: nobody will answer
+  }
   return absl::OkStatus();
 }
 
@@ -335,10 +338,10 @@ void Collector::Sweep() {
   std::vector<uint64_t> stalled;
   for (const auto& [ticket, entry] : tickets_) {
     const bool receiving =
-        async_ != nullptr ? !entry.whole
-                          : entry.upload != nullptr && machine_ != nullptr &&
-                                machine_->AnswerOf(entry.upload->header().id()) ==
-                                    Answer::kUploading;
+        async_ != nullptr
+            ? !entry.whole
+            : entry.upload != nullptr && machine_ != nullptr &&
+                  machine_->AnswerOf(entry.upload->header().id()) == Answer::kUploading;
     if (entry.upload != nullptr && entry.reserved > 0 && receiving &&
         now - entry.upload->last_progress() > absl::Seconds(limits_.upload_progress_timeout_s)) {
       stalled.push_back(ticket);

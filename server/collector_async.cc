@@ -116,7 +116,8 @@ absl::Status Collector::BeginBuffer(const v1::RoundSpec& spec, const aggregation
   for (const uint64_t ticket : waiting) {
     const auto it = tickets_.find(ticket);
     if (it == tickets_.end() || !async_->open()) break;
-    UploadComplete(it->second.upload, std::move(it->second.waits));
+    const std::shared_ptr<Upload> upload = it->second.upload;  // its ticket may end in this
+    UploadComplete(upload, std::move(it->second.waits));
   }
   return absl::OkStatus();
 }
@@ -265,7 +266,8 @@ void Collector::FinishBuffer(bool committed, bool included, const std::string& w
   };
   for (const Contribution& c : result.contributions) {
     const auto child = children_.find(c.id);
-    if (child != children_.end() && !child->second.aggregator) tell(child->second, c.base + 1, true);
+    if (child != children_.end() && !child->second.aggregator)
+      tell(child->second, c.base + 1, true);
   }
   for (auto& [id, child] : children_) {
     if (!child.aggregator) continue;

@@ -20,8 +20,7 @@ namespace tributary::server {
 namespace {
 
 const std::vector<std::string> kRunSections = {
-    "run",       "aggregation", "async",      "cohort",
-    "straggler", "compression", "checkpoint", "training"};
+    "run", "aggregation", "async", "cohort", "straggler", "compression", "checkpoint", "training"};
 
 bool IsName(const std::string& text) {
   return !text.empty() && text.size() <= 128 && text != "." && text != ".." &&
@@ -267,7 +266,8 @@ void ReadAsync(TomlReader& toml, const Config& config, AsyncConfig* a) {
   }
   toml.Require(config.training.values.at("fednova") == 0, "training", "fednova",
                absl::StrCat("[training] fednova = 1 weighs steps by examples, [aggregation] mode = "
-                            "\"", mode, "\" weighs old updates less: set fednova = 0"));
+                            "\"",
+                            mode, "\" weighs old updates less: set fednova = 0"));
 }
 
 void ReadRoundSections(TomlReader& toml, Config* c) {

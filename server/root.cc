@@ -197,7 +197,7 @@ class Root final : public NodeBase {
       spec.set_target(c_.cohort.count);
     }
     if (asynchronous()) {
-      *spec.mutable_asynchronous() = AsyncProto(c_);
+      if (kind == v1::TRAIN) *spec.mutable_asynchronous() = AsyncProto(c_);
     } else {
       *spec.mutable_stragglers() = StragglersProto(c_.straggler);
     }
@@ -335,10 +335,10 @@ class Root final : public NodeBase {
     auto counted = collector_->Counted();
     counted.insert(counted.end(), report_.collected.contributions.begin(),
                    report_.collected.contributions.end());
-    jobs_.Post([this, spec = spec_, result = report_.collected.result,
-                counted = std::move(counted)] {
-      loop_.Post([this, out = ApplyAndCommit(spec, result, counted)] { Committed(out); });
-    });
+    jobs_.Post(
+        [this, spec = spec_, result = report_.collected.result, counted = std::move(counted)] {
+          loop_.Post([this, out = ApplyAndCommit(spec, result, counted)] { Committed(out); });
+        });
   }
 
   void Committed(const Applied& out) {

@@ -3,8 +3,6 @@
 
 #include <cmath>
 
-#include "aggregation/grid.h"
-
 namespace tributary::server {
 
 using aggregation::BufferClosedBy;

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "aggregation/async.h"
+#include "aggregation/grid.h"
 #include "server/config.h"
 #include "tributary/v1/model.pb.h"
 

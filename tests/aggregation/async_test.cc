@@ -218,6 +218,17 @@ TEST_F(Async, SoManyTrainAtOnceAsOneEndsAnotherIsGivenTheNewestModel) {
   EXPECT_EQ(m_.training(), 2u);
 }
 
+TEST_F(Async, WhoDeclinesAnOldTaskIsGivenTheNewest) {
+  Clients(3);
+  Open(0);
+  EXPECT_THAT(Text(m_.Declined("c2", 1, At(1))), IsEmpty()) << "it had the newest";
+  Send("c0", 0);
+  m_.Close(At(1));
+  m_.Settle(true);
+  Open(1, 2);
+  EXPECT_THAT(Text(m_.Declined("c1", 1, At(3))), ElementsAre("task c1"));
+}
+
 TEST_F(Async, ATaskWithoutAnAnswerFreesItsPlaceButItsUpdateStillCounts) {
   plan_.concurrency = 1;
   Clients(2);
@@ -263,9 +274,10 @@ TEST_F(Async, RefusesWithoutASessionOfTheFutureAndOfBadWeight) {
   EXPECT_EQ(m_.Offer("c0", 1, 3, kExample, At(1)).reason, "round");
   EXPECT_EQ(m_.Offer("c1", 1, 2, 0, At(1)).reason, "weight");
   EXPECT_EQ(m_.Offer("c2", 1, 2, 101 * kExample, At(1)).reason, "weight");
-  EXPECT_THAT(m_.Result().rejected, ElementsAre(std::pair<const std::string, uint64_t>("round", 1),
-                                                std::pair<const std::string, uint64_t>("session", 2),
-                                                std::pair<const std::string, uint64_t>("weight", 2)));
+  EXPECT_THAT(m_.Result().rejected,
+              ElementsAre(std::pair<const std::string, uint64_t>("round", 1),
+                          std::pair<const std::string, uint64_t>("session", 2),
+                          std::pair<const std::string, uint64_t>("weight", 2)));
   EXPECT_THAT(Timer(1), IsEmpty()) << "trained from the newest in vain: not asked again";
 }
 

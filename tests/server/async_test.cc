@@ -44,7 +44,8 @@ class AsyncNode : public testing::Test {
     EXPECT_TRUE(state.ParseFromIstream(&file));
     return state;
   }
-  // base moved by `scale` times the weighted mean, in integers on the grid; counters by the largest.
+  // base moved by `scale` times the weighted mean, in integers on the grid; counters by the
+  // largest.
   static std::vector<uint8_t> Moved(std::vector<uint8_t> model, const std::vector<Sent>& sent,
                                     int fraction_bits, double scale = 1) {
     const auto layout = TestLayout();
