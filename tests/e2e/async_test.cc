@@ -8,6 +8,7 @@
 #include <csignal>
 #include <cstring>
 #include <set>
+#include <sstream>
 
 #include "base/philox.h"
 #include "models/builtin.h"
@@ -170,6 +171,43 @@ TEST_F(AsyncRun, TwoTiersResumeAfterKillsOfGlobalRackAndClient) {
   Kill("rack-0", absl::Milliseconds(50));
   Kill("c1", absl::Milliseconds(50));
   Finish();
+}
+
+// ---- Virtual time, real training: what the bench runs.
+
+TEST(VirtualRun, LearnsAndRunsTheSameAgain) {
+  if (!std::filesystem::exists(Cluster::Binary("tributary-client"))) {
+    GTEST_SKIP() << "tributary-client is not built here (TRIBUTARY_TRAINER is off)";
+  }
+  Cluster run;
+  run.Write("client",
+            "[client]\nid = \"c\"\nendpoints = [\"127.0.0.1:1\"]\n[data]\ndataset = \"digits\"\n"
+            "[model]\nname = \"mlp-digits\"\n");
+  run.Write("latencies",
+            "[clients]\ncount = 20\ntrain_s = 1\npareto_alpha = 1.5\n[racks]\ncount = 1\n");
+  std::map<std::string, std::string> out;
+  for (const std::string name : {"async", "async-again", "wait"}) {
+    run.Start(name, {Cluster::Binary("tributary-client"), run.dir() + "/client.toml", "--simulate",
+                     "20", "--virtual-arm", name.substr(0, name.find('-')), "--virtual-latencies",
+                     run.dir() + "/latencies.toml", "--virtual-buffer", "5", "--virtual-versions",
+                     "200"});
+    ASSERT_EQ(run.ExitCode(name), 0) << run.Log(name);
+    double seconds = 0;
+    uint64_t version = 0;
+    nlohmann::json line;
+    std::istringstream lines(run.Log(name));
+    for (std::string text; std::getline(lines, text);) {
+      line = nlohmann::json::parse(text, nullptr, false);
+      ASSERT_FALSE(line.is_discarded()) << text;
+      EXPECT_EQ(line["version"], version++);
+      EXPECT_GE(line["seconds"], seconds);
+      seconds = line["seconds"];
+    }
+    EXPECT_GE(line["test_accuracy"], 0.8) << name;
+    EXPECT_GE(line["updates"], 5 * (version - 1)) << name;
+    out[name] = run.Log(name);
+  }
+  EXPECT_EQ(out["async"], out["async-again"]);
 }
 
 // Random moments and victims; only `./run test --full`.
