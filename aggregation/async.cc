@@ -154,8 +154,11 @@ Actions AsyncMachine::Buffered(const std::string& id, uint64_t epoch, uint64_t v
                                uint64_t clients, absl::Duration now) {
   now_ = std::max(now_, now);
   State* state = Find(id, epoch);
-  if (state == nullptr || !state->aggregator || version != version_ || !state->tasked) return {};
+  if (state == nullptr || !state->aggregator || version != version_) return {};
   state->missed = false;
+  // A word on an earlier buffer may have come late: who has something does take part.
+  if (phase_ == Phase::kOpen && clients > 0 && !sums_in_.contains(id)) state->tasked = true;
+  if (!state->tasked) return {};
   state->buffered = clients;
   return Advance(now);
 }

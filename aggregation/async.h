@@ -36,6 +36,9 @@ struct AsyncPlan {
   absl::Duration task_limit = absl::Minutes(10);  // a task without an answer frees its place then
   uint64_t max_weight = 1 << 20;                  // W_max of this node's buffer
   uint64_t max_client_weight = 1 << 20;           // of one update, before its staleness
+  // Counts the buffers on one version, where one could not be committed: a rack's sum is for one of
+  // them.
+  uint64_t attempt = 0;
 };
 
 // One update in a sum. (id, base) is what makes it one: it counts once, ever.
@@ -112,8 +115,9 @@ class AsyncMachine {
   // A rack's sum wants in. kStale "round": not of this version, or too late; kReject "session",
   // "malformed" (contributions out of order, not of this run's past, or of another weight),
   // "staleness", "duplicate_clients" or "full".
-  Admission OfferSum(const std::string& id, uint64_t epoch, uint64_t version, uint64_t weight,
-                     const std::vector<Contribution>& contributions, absl::Duration now);
+  Admission OfferSum(const std::string& id, uint64_t epoch, uint64_t version, uint64_t attempt,
+                     uint64_t weight, const std::vector<Contribution>& contributions,
+                     absl::Duration now);
   // It is received and valid. kFold: fold it, with `weight`; it counts from here. kWait: the buffer
   // is closed; ask again after the next Open. kStale, kDuplicate: drop it, its ticket is gone.
   struct Verdict {

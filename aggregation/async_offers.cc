@@ -107,7 +107,8 @@ std::string AsyncMachine::CheckSum(const std::vector<Contribution>& contribution
 }
 
 Admission AsyncMachine::OfferSum(const std::string& id, uint64_t epoch, uint64_t version,
-                                 uint64_t weight, const std::vector<Contribution>& contributions,
+                                 uint64_t attempt, uint64_t weight,
+                                 const std::vector<Contribution>& contributions,
                                  absl::Duration now) {
   now_ = std::max(now_, now);
   State* state = Find(id, epoch);
@@ -115,11 +116,12 @@ Admission AsyncMachine::OfferSum(const std::string& id, uint64_t epoch, uint64_t
     return Reject("session", absl::StrCat("\"", id, "\" has no session of epoch ", epoch));
   }
   state->missed = false;
-  if (sums_in_.contains(id) && version == version_) {
+  const bool current = version == version_ && attempt == plan_.attempt;
+  if (sums_in_.contains(id) && current) {
     return {.verdict = aggregation::Verdict::kDuplicate,
             .message = absl::StrCat("the sum of \"", id, "\" on version ", version, " is in")};
   }
-  if (version != version_ || !open() || !state->tasked) {
+  if (!current || !open() || !state->tasked) {
     return {.verdict = aggregation::Verdict::kStale,
             .reason = "round",
             .message = absl::StrCat("the sum of \"", id, "\" on version ", version,

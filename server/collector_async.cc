@@ -37,8 +37,8 @@ aggregation::Admission Collector::OfferPartial(const v1::PartialSumHeader& heade
                            static_cast<int64_t>(header.weight()), contributors, loop_->Now());
   }
   auto admission =
-      async_->OfferSum(header.id(), header.epoch(), header.base_version(), header.weight(),
-                       FromProto(header.contributions()), loop_->Now());
+      async_->OfferSum(header.id(), header.epoch(), header.base_version(), header.attempt(),
+                       header.weight(), FromProto(header.contributions()), loop_->Now());
   RearmAsync();
   return admission;
 }

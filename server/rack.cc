@@ -126,7 +126,8 @@ class Rack final : public NodeBase, public UplinkHandler {
   bool SameRound(const v1::RoundSpec& spec) const {
     const v1::RoundSpec& mine = collector_->spec();
     return collector_->running() && mine.round() == spec.round() && mine.kind() == spec.kind() &&
-           mine.base_sha256() == spec.base_sha256();
+           mine.base_sha256() == spec.base_sha256() &&
+           mine.asynchronous().attempt() == spec.asynchronous().attempt();
   }
 
   void Take(const v1::Task& task) {
@@ -174,7 +175,8 @@ class Rack final : public NodeBase, public UplinkHandler {
   }
 
   void Buffered(uint64_t clients) override {
-    if (uplink_ != nullptr) uplink_->SetBuffered(collector_->spec().round(), clients);
+    if (uplink_ != nullptr && collector_->spec().has_asynchronous())
+      uplink_->SetBuffered(collector_->spec().round(), clients);
   }
 
   void GiveUp(const std::string& why) {
@@ -254,6 +256,7 @@ class Rack final : public NodeBase, public UplinkHandler {
       return;
     }
     waiting_outcome_ = true;
+    Buffered(0);  // what it had is on its way
     if (round_.result.clients == 0) {
       v1::Report report;
       report.set_round(spec.round());
@@ -286,6 +289,7 @@ class Rack final : public NodeBase, public UplinkHandler {
     header.set_epoch(static_cast<uint64_t>(epoch_));
     header.set_layout_hash(layout_->hash());
     header.set_base_version(spec.base_version());
+    header.set_attempt(spec.asynchronous().attempt());
     header.set_weight(round_.result.weight);
     for (const std::string& id : round_.result.contributors) header.add_contributors(id);
     *header.mutable_contributions() = ToProto(round_.contributions);

@@ -197,7 +197,10 @@ class Root final : public NodeBase {
       spec.set_target(c_.cohort.count);
     }
     if (asynchronous()) {
-      if (kind == v1::TRAIN) *spec.mutable_asynchronous() = AsyncProto(c_);
+      if (kind == v1::TRAIN) {
+        *spec.mutable_asynchronous() = AsyncProto(c_);
+        spec.mutable_asynchronous()->set_attempt(failed_in_a_row_);
+      }
     } else {
       *spec.mutable_stragglers() = StragglersProto(c_.straggler);
     }

@@ -58,8 +58,8 @@ std::string ToJson(const RoundReport& r) {
     // What is in the sum: [client, version trained from, weight as folded].
     auto& list = json["contributions"] = nlohmann::ordered_json::array();
     for (const aggregation::Contribution& one : c.contributions) {
-      list.push_back({one.id, one.base,
-                      std::ldexp(static_cast<double>(one.weight), -r.weight_fraction_bits)});
+      list.push_back(
+          {one.id, one.base, std::ldexp(static_cast<double>(one.weight), -r.weight_fraction_bits)});
     }
   }
   json["bytes"] = {{"from_clients", c.bytes.from_clients},

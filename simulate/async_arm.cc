@@ -241,7 +241,7 @@ void AsyncArm::SumArrives(Node& rack) {
   if (sum.contributions.empty()) {
     return Act(*nodes_.back(), root.Declined(rack.id, 1, now()));
   }
-  const auto a = root.OfferSum(rack.id, 1, rack.version, sum.weight, sum.contributions, now());
+  const auto a = root.OfferSum(rack.id, 1, rack.version, 0, sum.weight, sum.contributions, now());
   if (a.verdict != aggregation::Verdict::kAdmit ||
       root.Commit(a.ticket).kind != AsyncMachine::Verdict::Kind::kFold) {
     return Rearm(*nodes_.back());

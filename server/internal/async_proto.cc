@@ -53,6 +53,7 @@ aggregation::AsyncPlan AsyncPlanOf(const v1::RoundSpec& spec, const aggregation:
   plan.task_limit = absl::Milliseconds(static_cast<int64_t>(spec.deadline_ms()));
   plan.max_weight = spec.admit_weight() > 0 ? spec.admit_weight() : grid.max_weight;
   plan.max_client_weight = spec.max_client_weight();
+  plan.attempt = a.attempt();
   return plan;
 }
 

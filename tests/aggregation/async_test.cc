@@ -76,7 +76,7 @@ class Async : public ::testing::Test {
                                    const std::vector<Contribution>& parts, double at = 1) {
     uint64_t weight = 0;
     for (const Contribution& c : parts) weight += c.weight;
-    const Admission a = m_.OfferSum(id, 1, version, weight, parts, At(at));
+    const Admission a = m_.OfferSum(id, 1, version, 0, weight, parts, At(at));
     EXPECT_EQ(a.verdict, Verdict::kAdmit) << id << ": " << a.message;
     EXPECT_EQ(m_.Commit(a.ticket).kind, VerdictKind::kFold);
     return Text(m_.Folded(a.ticket, At(at)));
@@ -341,7 +341,7 @@ TEST_F(AsyncTiers, ASumOnItsWayIsWaitedForBeyondTheTimeToAnswer) {
   Open(0);
   Has("r0", 5);
   m_.Declined("r1", 1, At(1));
-  const Admission a = m_.OfferSum("r0", 1, 0, 5, {{"a", 0, 0, 5}}, At(2));
+  const Admission a = m_.OfferSum("r0", 1, 0, 0, 5, {{"a", 0, 0, 5}}, At(2));
   EXPECT_THAT(Timer(30), IsEmpty());
   EXPECT_EQ(m_.Commit(a.ticket).kind, VerdictKind::kFold);
   EXPECT_THAT(Text(m_.Folded(a.ticket, At(31))), ElementsAre("closed"));
@@ -354,7 +354,7 @@ TEST_F(AsyncTiers, RefusesSumsThatCannotBe) {
     m.Joined({.id = "r0", .aggregator = true, .epoch = 1}, At(0));
     m.Restore({{.id = "a", .base = 3}});
     m.Open(plan_, 4, At(0));
-    const Admission a = m.OfferSum("r0", 1, 4, weight, parts, At(1));
+    const Admission a = m.OfferSum("r0", 1, 4, 0, weight, parts, At(1));
     EXPECT_EQ(a.verdict, Verdict::kReject);
     return a.reason;
   };
@@ -368,23 +368,44 @@ TEST_F(AsyncTiers, RefusesSumsThatCannotBe) {
   EXPECT_EQ(reason({{"b", 0, 4, 5}}, 5), "staleness");
   EXPECT_EQ(reason({{"a", 3, 1, 5}}, 5), "duplicate_clients");
   EXPECT_EQ(reason({{"b", 4, 0, 1001 * kExample}}, 1001 * kExample), "full");
-  EXPECT_EQ(m_.OfferSum("r0", 1, 3, 5, {{"b", 3, 0, 5}}, At(1)).verdict, Verdict::kStale);
+  EXPECT_EQ(m_.OfferSum("r0", 1, 3, 0, 5, {{"b", 3, 0, 5}}, At(1)).verdict, Verdict::kStale);
 }
 
 TEST_F(AsyncTiers, AClientThatIsInTwoSumsCountsInOne) {
   Open(0);
-  const Admission first = m_.OfferSum("r0", 1, 0, 5, {{"a", 0, 0, 5}}, At(1));
-  const Admission second = m_.OfferSum("r1", 1, 0, 6, {{"a", 0, 0, 6}}, At(1));
+  const Admission first = m_.OfferSum("r0", 1, 0, 0, 5, {{"a", 0, 0, 5}}, At(1));
+  const Admission second = m_.OfferSum("r1", 1, 0, 0, 6, {{"a", 0, 0, 6}}, At(1));
   EXPECT_EQ(m_.Commit(second.ticket).kind, VerdictKind::kFold);
   EXPECT_EQ(m_.Commit(first.ticket).kind, VerdictKind::kStale);
   EXPECT_EQ(m_.Result().weight, 6u);
+}
+
+// Found by the simulation: the root's disk was full, its rack had told its clients so and collected
+// anew, and the sum of before came late.
+TEST_F(AsyncTiers, ASumOfAnEarlierAttemptAtTheVersionIsOfNoUse) {
+  Open(0);
+  Has("r0", 5);
+  m_.Declined("r0", 1, At(1));
+  m_.Declined("r1", 1, At(1));
+  ASSERT_TRUE(m_.closed());
+  m_.Settle(false);
+  plan_.attempt = 1;
+  Open(0, 2);
+  EXPECT_EQ(m_.OfferSum("r0", 1, 0, 0, 5, {{"a", 0, 0, 5}}, At(3)).verdict, Verdict::kStale);
+  EXPECT_EQ(m_.OfferSum("r0", 1, 0, 1, 5, {{"a", 0, 0, 5}}, At(3)).verdict, Verdict::kAdmit);
+}
+
+TEST_F(AsyncTiers, ARackThatSaysWhatItHasTakesPartWhateverItSaidBefore) {
+  Open(0);
+  m_.Declined("r0", 1, At(1));  // of an earlier buffer on this version
+  EXPECT_THAT(Has("r0", 5), ElementsAre("collect r0", "collect r1"));
 }
 
 TEST_F(AsyncTiers, ANewLifeOfARackDoesNotCountTwiceInAVersion) {
   Open(0);
   SendSum("r0", 0, {{"a", 0, 0, 5}});
   EXPECT_THAT(Text(m_.Joined({.id = "r0", .aggregator = true, .epoch = 2}, At(2))), IsEmpty());
-  EXPECT_EQ(m_.OfferSum("r0", 2, 0, 5, {{"b", 0, 0, 5}}, At(3)).verdict, Verdict::kDuplicate);
+  EXPECT_EQ(m_.OfferSum("r0", 2, 0, 0, 5, {{"b", 0, 0, 5}}, At(3)).verdict, Verdict::kDuplicate);
 }
 
 TEST_F(AsyncTiers, ARackClosesWhenItsParentAsks) {

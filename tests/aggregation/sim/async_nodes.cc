@@ -9,20 +9,22 @@ namespace tributary::sim {
 using aggregation::Admission;
 using aggregation::AsyncAction;
 
-void AsyncScenario::Open(AsyncNode& node, uint64_t version) {
-  world_.Trace(node.id, absl::StrCat("opens ", version));
-  node.version = version;
+void AsyncScenario::Open(AsyncNode& node, Buffer buffer) {
+  world_.Trace(node.id, absl::StrCat("opens ", buffer.version, ", attempt ", buffer.attempt));
+  node.version = buffer.version;
+  node.attempt = buffer.attempt;
   node.ledger = {};
   node.buffering = true;
   node.waiting_outcome = false;
   node.early.reset();
   ++node.life;
   aggregation::AsyncPlan plan = plan_;
+  plan.attempt = node.attempt;
   if (node.parent != nullptr) {
     plan.buffer = 0;
     plan.flush_after = absl::InfiniteDuration();
   }
-  Act(node, node.machine->Open(plan, version, world_.now()));
+  Act(node, node.machine->Open(plan, node.version, world_.now()));
   std::vector<uint64_t> waiting;
   for (auto& [ticket, attempt] : node.attempts) {
     if (std::exchange(attempt.waits, false)) waiting.push_back(ticket);
@@ -45,7 +47,9 @@ void AsyncScenario::Act(AsyncNode& node, const AsyncMachine::Actions& actions) {
         if (session == node.sessions.end()) break;
         if (rack != nullptr) {
           Down(node, *rack, session->second,
-               [this, rack, version = node.version] { TakeRackTask(*rack, version); });
+               [this, rack, buffer = Buffer{node.version, node.attempt}] {
+                 TakeRackTask(*rack, buffer);
+               });
         } else {
           Down(node, *client->second, session->second,
                [this, &edge = *client->second, base = node.version] { TakeTask(edge, base); });
@@ -80,7 +84,8 @@ void AsyncScenario::Rearm(AsyncNode& node) {
                 if (node.timer == timer) Act(node, node.machine->Timer(world_.now()));
               });
   }
-  if (node.parent == nullptr || !node.buffering || node.stream == nullptr) return;
+  if (node.parent == nullptr || !node.buffering || node.waiting_outcome) return;
+  if (node.stream == nullptr) return;
   Up(node, root(), node.stream,
      [this, &node, stream = node.stream, version = node.version, n = node.machine->buffered()] {
        Act(root(), root().machine->Buffered(node.id, stream->epoch, version, n, world_.now()));
@@ -132,10 +137,15 @@ void AsyncScenario::Closed(AsyncNode& node) {
   if (node.parent == nullptr) return Apply(node);
   if (node.pending.has_value()) {
     Finish(node, false, false);
-    Open(node, *std::exchange(node.pending, std::nullopt));
-    return;
+    const auto [version, attempt] = *std::exchange(node.pending, std::nullopt);
+    return Open(node, {version, attempt});
   }
   node.waiting_outcome = true;
+  if (node.stream != nullptr) {
+    Up(node, root(), node.stream, [this, &node, stream = node.stream, version = node.version] {
+      Act(root(), root().machine->Buffered(node.id, stream->epoch, version, 0, world_.now()));
+    });
+  }
   if (node.ledger.weights.empty()) {
     Decline(node, node.version);
   } else {
@@ -179,16 +189,17 @@ void AsyncScenario::Finish(AsyncNode& node, bool committed, bool included) {
 
 // ---- Racks
 
-void AsyncScenario::TakeRackTask(AsyncNode& rack, uint64_t version) {
-  if (rack.buffering && rack.version == version) {
+void AsyncScenario::TakeRackTask(AsyncNode& rack, Buffer buffer) {
+  if (rack.buffering && Buffer{rack.version, rack.attempt} == buffer) {
     rack.pending.reset();
     world_.Seen("buffer goes on");
     if (!rack.waiting_outcome) return Rearm(rack);
     if (!rack.ledger.weights.empty()) return SendSum(rack, 20);
     Finish(rack, false, false);  // closed with nothing in it: the parent opens it again
-    return Open(rack, version);
+    return Open(rack, buffer);
   }
-  rack.pending = version;
+  const std::pair pending(buffer.version, buffer.attempt);
+  rack.pending = pending;
   if (rack.buffering) {
     world_.Seen("buffer given up");
     if (rack.waiting_outcome) {
@@ -197,10 +208,10 @@ void AsyncScenario::TakeRackTask(AsyncNode& rack, uint64_t version) {
       return Act(rack, rack.machine->Close(world_.now()));
     }
   }
-  world_.At(rack, world_.Seconds(0.5), [this, &rack, version] {  // the model comes
-    if (rack.pending != version || rack.buffering) return;
+  world_.At(rack, world_.Seconds(0.5), [this, &rack, pending, buffer] {  // the model comes
+    if (rack.pending != pending || rack.buffering) return;
     rack.pending.reset();
-    Open(rack, version);
+    Open(rack, buffer);
   });
 }
 
@@ -209,7 +220,7 @@ void AsyncScenario::TakeCollect(AsyncNode& rack, uint64_t version) {
     if (!rack.waiting_outcome) Act(rack, rack.machine->Close(world_.now()));
     return;
   }
-  if (rack.pending == version) rack.pending.reset();
+  if (rack.pending.has_value() && rack.pending->first == version) rack.pending.reset();
   world_.Seen("collected before it began");
   Decline(rack, version);
 }
@@ -234,7 +245,9 @@ void AsyncScenario::TakeRackOutcome(AsyncNode& rack, uint64_t version, bool incl
     world_.Seen("sum left out");
   }
   Finish(rack, true, included);
-  if (rack.pending.has_value()) Open(rack, *std::exchange(rack.pending, std::nullopt));
+  if (!rack.pending.has_value()) return;
+  const auto [next, attempt] = *std::exchange(rack.pending, std::nullopt);
+  Open(rack, {next, attempt});
 }
 
 // Over its link, again where that breaks.
@@ -244,25 +257,28 @@ void AsyncScenario::SendSum(AsyncNode& rack, int tries) {
   world_.At(rack, absl::Seconds(6), [this, &rack, tries, life = rack.life] {
     if (rack.life == life && rack.waiting_outcome) SendSum(rack, tries - 1);
   });
+  // A link ends with the process at either end, and what is on it.
   world_.Send(rack, root(),
-              [this, &rack, process = rack.process, epoch = rack.epoch, version = rack.version,
-               load = rack.ledger,
-               result] { SumArrives(rack, process, epoch, version, load, result.contributions); });
+              [this, &rack, process = rack.process, epoch = rack.epoch, parent = root().process,
+               buffer = Buffer{rack.version, rack.attempt}, load = rack.ledger, result] {
+                if (root().process != parent || rack.process != process) return;
+                SumArrives(rack, process, epoch, buffer, load, result.contributions);
+              });
 }
 
 void AsyncScenario::SumArrives(AsyncNode& rack, uint64_t rack_process, uint64_t rack_epoch,
-                               uint64_t version, const AsyncLoad& load,
+                               Buffer buffer, const AsyncLoad& load,
                                const std::vector<Contribution>& contributions) {
   uint64_t weight = 0;
   for (const Contribution& c : contributions) weight += c.weight;
   AsyncNode& node = root();
-  const Admission a =
-      node.machine->OfferSum(rack.id, rack_epoch, version, weight, contributions, world_.now());
+  const Admission a = node.machine->OfferSum(rack.id, rack_epoch, buffer.version, buffer.attempt,
+                                             weight, contributions, world_.now());
   if (a.replaces != 0) node.attempts.erase(a.replaces);
   if (a.verdict != aggregation::Verdict::kAdmit) {
     world_.Seen(absl::StrCat("sum refused ", a.reason));
     Rearm(node);
-    if (version == node.version)
+    if (buffer == Buffer{node.version, node.attempt})
       Act(node, node.machine->Declined(rack.id, rack_epoch, world_.now()));
     return;
   }
@@ -288,8 +304,9 @@ void AsyncScenario::Apply(AsyncNode& node) {
     if (node.life != life) return;
     if (node.ledger.weights.empty() || world_.Chance(disk_full_)) {
       world_.Seen(node.ledger.weights.empty() ? "empty buffer" : "disk full");
+      const uint64_t again = node.attempt + 1;
       Finish(node, false, false);
-      return Open(node, version_);
+      return Open(node, {version_, again});
     }
     const aggregation::AsyncResult result = node.machine->Result();
     CheckCommit(node);
@@ -308,7 +325,7 @@ void AsyncScenario::Apply(AsyncNode& node) {
     world_.At(node, world_.Seconds(0.3), [this, &node, life] {
       if (node.life != life) return;
       Finish(node, true, true);
-      Open(node, version_);
+      Open(node, {version_, 0});
     });
   });
 }

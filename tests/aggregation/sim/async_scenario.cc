@@ -116,6 +116,13 @@ void AsyncScenario::CrashNode(AsyncNode& node) {
     Cut(stream, node, *down, true);
   }
   node.sessions.clear();
+  // Those too whose joining it had not heard yet.
+  for (const auto& edge : edges_) {
+    if (edge->node == &node) Cut(edge->stream, node, *edge, true);
+  }
+  for (const auto& other : nodes_) {
+    if (other->parent == &node) Cut(other->stream, node, *other, true);
+  }
   if (node.parent != nullptr) Cut(node.stream, *node.parent, node, false);
   node.machine = std::make_unique<AsyncMachine>();
   node.attempts.clear();
@@ -130,7 +137,7 @@ void AsyncScenario::CrashNode(AsyncNode& node) {
     if (node.parent != nullptr) return JoinRack(node);
     node.machine->Restore(saved_counted_);
     for (const Contribution& c : saved_newest_) node.last_bases[c.id] = c.base;
-    Open(node, version_);
+    Open(node, {version_, 0});
   });
 }
 
@@ -179,7 +186,7 @@ void AsyncScenario::ScheduleFaults() {
 }
 
 uint64_t AsyncScenario::Run() {
-  Open(root(), 0);
+  Open(root(), {0, 0});
   for (const auto& node : nodes_) {
     if (node->parent != nullptr) {
       world_.At(*node, world_.Seconds(1), [this, &rack = *node] { JoinRack(rack); });

@@ -46,11 +46,12 @@ struct AsyncNode : Peer {
   std::map<std::string, std::shared_ptr<Stream>> sessions;  // from below
   std::unique_ptr<AsyncMachine> machine;
   uint64_t version = 0;  // of the buffer
+  uint64_t attempt = 0;  // at it
   uint64_t life = 0;     // counts buffers: what was scheduled for an earlier one is void
   bool buffering = false;
   bool waiting_outcome = false;
-  std::optional<bool> early;        // the outcome, come before it was closed
-  std::optional<uint64_t> pending;  // the version to begin next
+  std::optional<bool> early;                             // the outcome, come before it was closed
+  std::optional<std::pair<uint64_t, uint64_t>> pending;  // version and attempt to begin next
   std::map<uint64_t, AsyncAttempt> attempts;
   AsyncLoad ledger;
   std::map<std::string, uint64_t> last_bases;  // of what the last version counted, by client
@@ -96,7 +97,12 @@ class AsyncScenario {
   void TakeOutcome(AsyncEdge& edge, uint64_t base, bool included);
 
   // async_nodes.cc
-  void Open(AsyncNode& node, uint64_t version);
+  struct Buffer {
+    uint64_t version = 0;
+    uint64_t attempt = 0;
+    bool operator==(const Buffer&) const = default;
+  };
+  void Open(AsyncNode& node, Buffer buffer);
   void Act(AsyncNode& node, const AsyncMachine::Actions& actions);
   void Rearm(AsyncNode& node);
   void Fold(AsyncNode& node, uint64_t ticket);
@@ -104,10 +110,10 @@ class AsyncScenario {
   void Closed(AsyncNode& node);
   void Finish(AsyncNode& node, bool committed, bool included);
   void SendSum(AsyncNode& rack, int tries);
-  void SumArrives(AsyncNode& rack, uint64_t rack_process, uint64_t rack_epoch, uint64_t version,
+  void SumArrives(AsyncNode& rack, uint64_t rack_process, uint64_t rack_epoch, Buffer buffer,
                   const AsyncLoad& load, const std::vector<Contribution>& contributions);
   void Decline(AsyncNode& rack, uint64_t version);
-  void TakeRackTask(AsyncNode& rack, uint64_t version);
+  void TakeRackTask(AsyncNode& rack, Buffer buffer);
   void TakeCollect(AsyncNode& rack, uint64_t version);
   void TakeRackOutcome(AsyncNode& rack, uint64_t version, bool included);
   void Apply(AsyncNode& root);
