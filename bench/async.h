@@ -2,6 +2,7 @@
 // time.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 

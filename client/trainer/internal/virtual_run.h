@@ -3,6 +3,7 @@
 // round's and the buffer's machines, the exact sums and the server's optimizer.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "absl/status/status.h"
