@@ -246,6 +246,11 @@ void ReadAsync(TomlReader& toml, const Config& config, AsyncConfig* a) {
                  "by itself: remove it");
     a->buffer = 1;
   }
+  toml.Require(a->buffer * (a->max_staleness + uint64_t{1}) <= 1'000'000, "async", "max_staleness",
+               absl::StrCat("[async] max_staleness = ", a->max_staleness,
+                            " versions of buffer = ", a->buffer,
+                            " updates would have to be remembered, and kept in each checkpoint, so "
+                            "that none counts twice; a million at most: lower one of them"));
   toml.Require(mode == "fedasync" || !toml.Has("async", "mixing"), "async", "mixing",
                "[async] mixing does nothing with mode = \"async\", only with \"fedasync\": "
                "remove it, or use [aggregation] server_learning_rate");

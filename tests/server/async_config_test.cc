@@ -64,6 +64,8 @@ TEST(AsyncConfig, MistakesAreNamedWithTheirMend) {
   EXPECT_THAT(Error(kAsync, "[async]\nmixing = 0.5"),
               HasSubstr("use [aggregation] server_learning"));
   EXPECT_THAT(Error(kAsync, "[async]\nbuffer = 0"), HasSubstr("[async] buffer"));
+  EXPECT_THAT(Error(kAsync, "[async]\nbuffer = 10000\nmax_staleness = 100"),
+              HasSubstr("a million at most"));
   EXPECT_THAT(Error(kAsync, "[async]\nbufer = 3"), HasSubstr("did you mean \"buffer\""));
   EXPECT_THAT(Error(kAsync, "[cohort]\nfraction = 0.5"), HasSubstr("[async] concurrency"));
   EXPECT_THAT(Error(kAsync, "[straggler]\nlate = \"carry\""), HasSubstr("nobody is waited for"));
