@@ -109,6 +109,7 @@ absl::Status Collector::BeginBuffer(const v1::RoundSpec& spec, const aggregation
   buffering_ = true;
   buffered_told_ = ~uint64_t{0};
   ActAsync(async_->Open(plan, spec_.base_version(), loop_->Now()));
+  callbacks_.passed("announce");
   std::vector<uint64_t> waiting;
   for (const auto& [ticket, entry] : tickets_) {
     if (entry.waits != nullptr) waiting.push_back(ticket);
