@@ -13,7 +13,8 @@ using Kind = AsyncAction::Kind;
 
 // ---- Versions
 
-void AsyncMachine::Restore(const std::vector<Contribution>& counted) {
+void AsyncMachine::Restore(const std::vector<Contribution>& counted, uint64_t version) {
+  version_ = version;
   for (const Contribution& c : counted) counted_.insert({c.base, c.id});
 }
 

@@ -91,8 +91,8 @@ class AsyncMachine {
   AsyncMachine(const AsyncMachine&) = delete;
   AsyncMachine& operator=(const AsyncMachine&) = delete;
 
-  // What the last versions counted, from a checkpoint: before the first Open.
-  void Restore(const std::vector<Contribution>& counted);
+  // What the last versions up to `version` counted, from a checkpoint: before the first Open.
+  void Restore(const std::vector<Contribution>& counted, uint64_t version = 0);
   // A buffer opens on model `version`; what was admitted and not folded is offered again by Commit.
   Actions Open(const AsyncPlan& plan, uint64_t version, absl::Duration now);
   // The closed buffer's fate: its sum is in a committed model (which is a later version), or is

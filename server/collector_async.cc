@@ -70,7 +70,7 @@ void Collector::AttemptFolded(uint64_t ticket) {
 void Collector::SetCounted(uint64_t version, const std::vector<Contribution>& counted,
                            const std::vector<Contribution>& newest, uint64_t max_staleness) {
   async_ = std::make_unique<AsyncMachine>();
-  async_->Restore(counted);
+  async_->Restore(counted, version);
   last_round_ = version;
   async_spec_.mutable_asynchronous()->set_max_staleness(max_staleness);
   for (const Contribution& c : newest) last_rounds_[c.id] = c.base + 1;

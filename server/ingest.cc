@@ -346,7 +346,8 @@ void Collector::PartialStart(const std::shared_ptr<IncomingPartial>& partial) {
     partial->Decide(false, nullptr);
     // Nothing else is to come from it this round: it need not be awaited.
     if (async_ != nullptr) {
-      if (header.round() == async_spec_.round())
+      if (header.round() == async_spec_.round() &&
+          header.attempt() == async_spec_.asynchronous().attempt())
         ActAsync(async_->Declined(header.id(), header.epoch(), loop_->Now()));
       return;
     }

@@ -135,7 +135,7 @@ void AsyncScenario::CrashNode(AsyncNode& node) {
   world_.Later(absl::Seconds(1) + world_.Seconds(5), [this, &node] {
     world_.Restart(&node);
     if (node.parent != nullptr) return JoinRack(node);
-    node.machine->Restore(saved_counted_);
+    node.machine->Restore(saved_counted_, version_);
     for (const Contribution& c : saved_newest_) node.last_bases[c.id] = c.base;
     Open(node, {version_, 0});
   });
