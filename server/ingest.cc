@@ -346,9 +346,24 @@ void Collector::PartialStart(const std::shared_ptr<IncomingPartial>& partial) {
     partial->Decide(false, nullptr);
     // Nothing else is to come from it this round: it need not be awaited.
     if (async_ != nullptr) {
-      if (header.round() == async_spec_.round() &&
-          header.attempt() == async_spec_.asynchronous().attempt())
-        ActAsync(async_->Declined(header.id(), header.epoch(), loop_->Now()));
+      if (!buffering_ || header.round() != async_spec_.round() ||
+          header.attempt() != async_spec_.asynchronous().attempt()) {
+        return;
+      }
+      // It waits for the outcome of this sum, and may be the only one from whom more can come: it
+      // is told, and collects anew.
+      const auto child = children_.find(header.id());
+      if (child == children_.end() || child->second.epoch != header.epoch()) return;
+      auto response = std::make_shared<v1::SessionResponse>();
+      response->mutable_outcome()->set_round(header.round());
+      response->mutable_outcome()->set_reason(why);
+      child->second.session->Send(std::move(response));
+      const auto attempt = async_spec_.asynchronous().attempt();
+      ActAsync(async_->Declined(header.id(), header.epoch(), loop_->Now()));
+      if (buffering_ && async_spec_.round() == header.round() &&
+          async_spec_.asynchronous().attempt() == attempt) {
+        ActAsync(async_->Joined({header.id(), true, header.epoch()}, loop_->Now()));
+      }
       return;
     }
     if (machine_ != nullptr && header.round() == spec_.round() &&
@@ -362,6 +377,10 @@ void Collector::PartialStart(const std::shared_ptr<IncomingPartial>& partial) {
   }
   if (first_partial_ == absl::ZeroDuration()) first_partial_ = loop_->Now();
   const Admission admission = OfferPartial(header);
+  if (async_ != nullptr && admission.verdict == Verdict::kDuplicate) {
+    partial->Decide(false, nullptr);  // it is in: its outcome is to come
+    return;
+  }
   if (admission.verdict != Verdict::kAdmit) {
     drop(admission.message);
     Rearm();
