@@ -37,7 +37,7 @@ aggregation::Admission Collector::OfferPartial(const v1::PartialSumHeader& heade
                            static_cast<int64_t>(header.weight()), contributors, loop_->Now());
   }
   auto admission =
-      async_->OfferSum(header.id(), header.epoch(), header.base_version(), header.attempt(),
+      async_->OfferSum(header.id(), header.epoch(), header.base_version(), header.buffer_attempt(),
                        header.weight(), FromProto(header.contributions()), loop_->Now());
   RearmAsync();
   return admission;
@@ -48,6 +48,22 @@ bool Collector::CommitPartial(uint64_t ticket) {
   const auto verdict = async_->Commit(ticket);
   RearmAsync();
   return verdict.kind == AsyncMachine::Verdict::Kind::kFold;
+}
+
+// The rack waits for the outcome of its sum, and may be the only one from whom more can come: it is
+// told, and collects anew.
+void Collector::SumRefused(const v1::PartialSumHeader& header, const std::string& why) {
+  const auto current = [&] {
+    return buffering_ && header.round() == async_spec_.round() &&
+           header.buffer_attempt() == async_spec_.asynchronous().attempt();
+  };
+  if (!current()) return;
+  auto response = std::make_shared<v1::SessionResponse>();
+  response->mutable_outcome()->set_round(header.round());
+  response->mutable_outcome()->set_reason(why);
+  children_.at(header.id()).session->Send(std::move(response));
+  ActAsync(async_->Declined(header.id(), header.epoch(), loop_->Now()));
+  if (current()) ActAsync(async_->Joined({header.id(), true, header.epoch()}, loop_->Now()));
 }
 
 void Collector::AttemptAborted(uint64_t ticket) {
@@ -94,6 +110,7 @@ absl::Status Collector::BeginBuffer(const v1::RoundSpec& spec, const aggregation
   model_ = std::move(model);
   shelf_.Put(model_);
   StartMeasuring();
+  closed_reported_ = false;
   shares_.clear();
   if (async_ == nullptr) async_ = std::make_unique<AsyncMachine>();
   // Who is here since before the first buffer; those whom it knows are left as they are.
@@ -167,7 +184,9 @@ void Collector::ActAsync(const std::vector<AsyncAction>& actions) {
       case AsyncAction::Kind::kAbort: {
         const auto it = tickets_.find(action.ticket);
         if (it == tickets_.end()) break;
-        if (it->second.partial != nullptr) it->second.partial->Decide(false, nullptr);
+        if (it->second.partial != nullptr) {
+          it->second.partial->Refuse(absl::StrCat("round ", async_spec_.round(), " has closed"));
+        }
         EndTicket(action.ticket);
         break;
       }
@@ -233,6 +252,10 @@ bool Collector::TakeIntoBuffer(uint64_t ticket,
 
 void Collector::CloseBuffer() {
   RearmAsync();
+  if (closed_reported_) return;
+  UndoHalves();
+  if (undoing_ > 0) return;  // Undo comes here again
+  closed_reported_ = true;
   aggregation::AsyncResult result = async_->Result();
   CollectedRound round;
   round.result.success = !result.contributions.empty();

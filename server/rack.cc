@@ -289,7 +289,7 @@ class Rack final : public NodeBase, public UplinkHandler {
     header.set_epoch(static_cast<uint64_t>(epoch_));
     header.set_layout_hash(layout_->hash());
     header.set_base_version(spec.base_version());
-    header.set_attempt(spec.asynchronous().attempt());
+    header.set_buffer_attempt(spec.asynchronous().attempt());
     header.set_weight(round_.result.weight);
     for (const std::string& id : round_.result.contributors) header.add_contributors(id);
     *header.mutable_contributions() = ToProto(round_.contributions);

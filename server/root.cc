@@ -9,7 +9,9 @@
 #include "absl/strings/str_join.h"
 #include "aggregation/fednova.h"
 #include "aggregation/optimizer.h"
+#include "aggregation/sketches.h"
 #include "base/status.h"
+#include "compression/agreed.h"
 #include "models/builtin.h"
 #include "models/safetensors.h"
 #include "server/checkpoint.h"
@@ -57,6 +59,7 @@ class Root final : public NodeBase {
     if (!model.ok()) return Annotate(model.status(), Where("run.model"));
     ASSIGN_OR_RETURN(auto layout, WithPolicies(model->layout, c_.aggregation.policies));
     RETURN_IF_ERROR(MakeOptimizer(layout));
+    RETURN_IF_ERROR(MakeSketches(layout, ""));
     model_ = ModelVersion::Make(0, std::move(layout), std::move(model->bytes));
     spdlog::info("run \"{}\" starts: model \"{}\", {} tensors, {} elements, SHA-256 {}",
                  c_.run->name, c_.run->model, model_->layout->tensors().size(),
@@ -87,6 +90,19 @@ class Root final : public NodeBase {
         kMostStateBytes, "; take fedavg, or a smaller model"));
   }
 
+  absl::Status MakeSketches(const std::shared_ptr<const aggregation::ModelLayout>& layout,
+                            const std::string& state) {
+    auto sketched =
+        aggregation::SketchedTensors::Create(*layout, c_.compression.codec, c_.run->seed);
+    if (!sketched.ok()) return Annotate(sketched.status(), Where("compression.codec"));
+    if (*sketched == nullptr) return absl::OkStatus();
+    sketches_ = std::make_unique<aggregation::SketchRecovery>(layout, *std::move(sketched));
+    RETURN_IF_ERROR(sketches_->Restore(state));
+    if (sketches_->State().size() <= kMostStateBytes / 2) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        "the sketches' cells are too many for a checkpoint's state; take a smaller fraction");
+  }
+
   absl::Status Resume(Checkpoint checkpoint) {
     const v1::CheckpointState& state = checkpoint.state;
     if (state.seed() != c_.run->seed) {
@@ -96,6 +112,7 @@ class Root final : public NodeBase {
                        "; give the run another name, or its seed back"));
     }
     RETURN_IF_ERROR(MakeOptimizer(checkpoint.model.layout));
+    RETURN_IF_ERROR(MakeSketches(checkpoint.model.layout, state.sketches()));
     RETURN_IF_ERROR(optimizer_->Restore({state.optimizer().begin(), state.optimizer().end()}));
     model_ = ModelVersion::Make(state.version(), checkpoint.model.layout,
                                 std::move(checkpoint.model.bytes));
@@ -190,7 +207,7 @@ class Root final : public NodeBase {
     spec.set_base_sha256(model_->sha256);
     spec.set_layout_hash(model_->layout->hash());
     *spec.mutable_grid() = grid_.ToProto();
-    spec.set_codec(c_.compression.codec);
+    spec.set_codec(compression::WithAgreedStep(c_.compression.codec, largest_));
     spec.set_cohort_fraction(c_.cohort.fraction);
     if (c_.cohort.count > 0) {
       spec.set_cohort_count(aggregation::OverSelected(c_.cohort.count, c_.cohort.over_selection));
@@ -243,6 +260,10 @@ class Root final : public NodeBase {
     report_.codec = spec_.codec();
     report_.model_bytes = model_->bytes.size();
     report_.metrics = MetricMeans(round.metrics);
+    if (const auto largest = report_.metrics.find(compression::kLargestMetric);
+        largest != report_.metrics.end()) {
+      largest_ = largest->second;
+    }
     report_.transport = round.bytes.from_aggregators > 0 ? tier_->used() : "none";
     report_.collected = std::move(round);
     report_.weight_fraction_bits = grid_.weight_fraction_bits;
@@ -301,6 +322,7 @@ class Root final : public NodeBase {
     }
     if (spec.asynchronous().mixing() > 0)
       scale = MixingOf(spec.asynchronous().mixing(), report_.collected.contributions);
+    if (sketches_ != nullptr) sketches_->Recover(grid_, result.weight, collector_->sum());
     out.status = optimizer_->Apply({.sum = *collector_->sum(),
                                     .grid = grid_,
                                     .weight = result.weight,
@@ -326,6 +348,7 @@ class Root final : public NodeBase {
       (*state.mutable_optimizer())[name] = value;
     *state.mutable_contributions() = ToProto(report_.collected.contributions);
     *state.mutable_counted() = ToProto(counted);
+    if (sketches_ != nullptr) state.set_sketches(sketches_->State());
     state.set_finished(spec.round() >= c_.run->rounds);
     out.status = store_->Save(state, *model_->layout, out.model->bytes);
     out.commit = absl::ToDoubleSeconds(clock_.Monotonic() - applied);
@@ -353,6 +376,7 @@ class Root final : public NodeBase {
     failed_in_a_row_ = 0;
     round_ = spec_.round();
     optimizer_->Commit();
+    if (sketches_ != nullptr) sketches_->Commit();
     model_ = out.model;
     report_.committed = true;
     report_.collected.phases.apply = out.apply;
@@ -405,6 +429,9 @@ class Root final : public NodeBase {
   const Config& c_;
   aggregation::Grid grid_;
   std::unique_ptr<aggregation::ServerOptimizer> optimizer_;
+  std::unique_ptr<aggregation::SketchRecovery> sketches_;  // null: no tensor is sketched
+  // The clients' mean of the largest element that they encoded, in the round before.
+  std::optional<double> largest_;
   std::unique_ptr<CheckpointStore> store_;
   std::shared_ptr<const ModelVersion> model_;
   uint64_t round_ = 0;  // the last finished
