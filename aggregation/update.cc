@@ -40,6 +40,12 @@ absl::string_view MendOf(absl::string_view reason) {
 
 }  // namespace
 
+std::shared_ptr<const EncodedUpdate> EncodedUpdate::WithWeight(int64_t weight) const {
+  auto copy = std::make_shared<EncodedUpdate>(*this);
+  copy->weight_ = weight;
+  return copy;
+}
+
 UpdateAssembler::UpdateAssembler(std::shared_ptr<const ModelLayout> layout, const Grid& grid,
                                  std::string id, int64_t weight, uint64_t declared_bytes)
     : layout_(std::move(layout)),

@@ -44,6 +44,9 @@ class EncodedUpdate {
   int64_t weight() const { return weight_; }
   const std::string& id() const { return id_; }
   uint64_t encoded_bytes() const { return encoded_bytes_; }
+  // The same update, its bytes shared, with another weight: where that is known only when it is
+  // folded.
+  std::shared_ptr<const EncodedUpdate> WithWeight(int64_t weight) const;
 
  private:
   friend class UpdateAssembler;

@@ -14,6 +14,7 @@
 #include "absl/strings/str_split.h"
 #include "base/process.h"
 #include "base/status.h"
+#include "bench/async.h"
 #include "bench/commands.h"
 #include "bench/figures.h"
 #include "bench/simulated.h"
@@ -402,7 +403,9 @@ int Round(const RoundOptions& options) {
   const auto figures = options.scenario == "overhead"    ? Overhead(options)
                        : options.scenario == "sessions"  ? Sessions(options)
                        : options.scenario == "simulated" ? SimulatedAgainstReal(options.out)
-                                                         : Ingest(options);
+                       : options.scenario == "async"
+                           ? AsyncAgainstSync(options.out, std::min(options.clients, 100u))
+                           : Ingest(options);
   absl::Status status = figures.status();
   if (figures.ok()) {
     Print(*figures);

@@ -71,6 +71,7 @@ absl::Status Collector::Begin(const v1::RoundSpec& spec, const aggregation::Grid
                               uint32_t minimum, absl::Duration rejoin_grace,
                               std::shared_ptr<const ModelVersion> model) {
   const bool train = spec.kind() == v1::TRAIN;
+  if (train && spec.has_asynchronous()) return BeginBuffer(spec, grid, std::move(model));
   if (train) {
     if (sum_ == nullptr) {
       ASSIGN_OR_RETURN(sum_, aggregation::ExactAccumulator::Create(layout_, grid));
@@ -88,18 +89,9 @@ absl::Status Collector::Begin(const v1::RoundSpec& spec, const aggregation::Grid
   grid_ = grid;
   model_ = std::move(model);
   shelf_.Put(model_);
-  metrics_.Clear();
-  bytes_ = {};
+  StartMeasuring();
   closed_reported_ = false;
-  started_ = last_task_ = loop_->Now();
   deadline_ = started_ + absl::Milliseconds(spec_.deadline_ms());
-  first_upload_ = last_upload_ = first_partial_ = last_partial_ = absl::ZeroDuration();
-  busy_at_start_ = pool_.busy_seconds();
-  if (door_ != nullptr) {
-    downloads_at_start_ = door_->counters().downloads;
-    download_nanos_at_start_ = door_->counters().download_nanos;
-    download_bytes_at_start_ = door_->counters().download_bytes;
-  }
   if (train) SplitCohort();
   aggregation::RoundPlan plan = PlanOf(spec_, minimum);
   plan.rejoin_grace = rejoin_grace;
@@ -107,14 +99,31 @@ absl::Status Collector::Begin(const v1::RoundSpec& spec, const aggregation::Grid
   std::vector<aggregation::RoundMachine::Member> members;
   for (const auto& [id, child] : children_) {
     // Who still trains for a closed round is not called away from it to evaluate.
-    if (train || child.owes == 0) members.push_back(MemberOf(id, child));
+    const bool busy = child.owes != 0 || (async_ != nullptr && !async_->Idle(id));
+    if (train || !busy) members.push_back(MemberOf(id, child));
   }
   std::sort(members.begin(), members.end(),
             [](const auto& a, const auto& b) { return a.id < b.id; });
   Act(machine_->Begin(members, loop_->Now()));
   callbacks_.passed("announce");
   if (train) TakeHeld();
+  if (async_ != nullptr && members.empty()) {
+    loop_->Post([this] { CloseNow(); });  // all of them train: nobody will answer
+  }
   return absl::OkStatus();
+}
+
+void Collector::StartMeasuring() {
+  metrics_.Clear();
+  bytes_ = {};
+  started_ = last_task_ = loop_->Now();
+  first_upload_ = last_upload_ = first_partial_ = last_partial_ = absl::ZeroDuration();
+  busy_at_start_ = pool_.busy_seconds();
+  if (door_ != nullptr) {
+    downloads_at_start_ = door_->counters().downloads;
+    download_nanos_at_start_ = door_->counters().download_nanos;
+    download_bytes_at_start_ = door_->counters().download_bytes;
+  }
 }
 
 void Collector::SendTask(const std::string& id) {
@@ -148,6 +157,8 @@ void Collector::SendTask(const std::string& id) {
                              : static_cast<uint32_t>(std::max<uint64_t>(1, own->second.minimum)));
     task->mutable_spec()->set_admit_weight(
         std::max<uint64_t>(1, std::min<uint64_t>(all, static_cast<uint64_t>(share))));
+    if (spec_.has_asynchronous())
+      task->mutable_spec()->mutable_asynchronous()->set_concurrency(ConcurrencyOf(id));
     task->set_model_follows(!holds);
     if (!holds) {
       tier_->SendModel(id, child.epoch, model_);
@@ -220,6 +231,16 @@ void Collector::Close() {
   closed_reported_ = true;
   CollectedRound round;
   round.result = machine_->Result();
+  Measure(&round);
+  if (spec_.kind() == v1::TRAIN) {
+    for (auto& [id, child] : children_) child.closed_round = spec_.round();
+    round.wait = stragglers_.EndRound(*machine_, loop_->Now() - started_);
+  }
+  callbacks_.closed(std::move(round));
+}
+
+void Collector::Measure(CollectedRound* out) const {
+  CollectedRound& round = *out;
   round.metrics = metrics_;
   round.seconds = absl::ToDoubleSeconds(loop_->Now() - started_);
   const auto between = [](absl::Duration from, absl::Duration to) {
@@ -239,21 +260,20 @@ void Collector::Close() {
     const auto nanos =
         static_cast<double>(door_->counters().download_nanos - download_nanos_at_start_);
     round.phases.download = downloads > 0 ? nanos / downloads * 1e-9 : 0;
-    bytes_.model_to_clients += door_->counters().download_bytes - download_bytes_at_start_;
   }
   round.bytes = bytes_;
-  if (spec_.kind() == v1::TRAIN) {
-    for (auto& [id, child] : children_) child.closed_round = spec_.round();
-    round.wait = stragglers_.EndRound(*machine_, loop_->Now() - started_);
+  if (door_ != nullptr) {
+    round.bytes.model_to_clients += door_->counters().download_bytes - download_bytes_at_start_;
   }
-  callbacks_.closed(std::move(round));
 }
 
 std::vector<std::string> Collector::Awaited() const {
+  if (buffering_) return async_->Collecting();
   return machine_ == nullptr ? std::vector<std::string>() : machine_->Awaited();
 }
 
 void Collector::CloseNow() {
+  if (buffering_) return ActAsync(async_->Close(loop_->Now()));
   if (machine_ != nullptr && !machine_->closed()) Act(machine_->CloseNow(loop_->Now()));
 }
 
@@ -277,6 +297,7 @@ v1::Outcome Collector::OutcomeFor(const std::string& id) const {
 }
 
 void Collector::Finish(bool committed, bool included, const std::string& why_not) {
+  if (buffering_) return FinishBuffer(committed, included, why_not);
   if (machine_ == nullptr) return;
   if (spec_.kind() == v1::TRAIN) {
     const aggregation::RoundResult result = machine_->Result();
@@ -305,7 +326,8 @@ void Collector::Finish(bool committed, bool included, const std::string& why_not
     }
   }
   machine_.reset();
-  while (!tickets_.empty()) EndTicket(tickets_.begin()->first);
+  // Of an asynchronous run they outlive its evaluations.
+  while (async_ == nullptr && !tickets_.empty()) EndTicket(tickets_.begin()->first);
   Rearm();
 }
 
@@ -321,8 +343,12 @@ void Collector::Sweep() {
   }
   std::vector<uint64_t> stalled;
   for (const auto& [ticket, entry] : tickets_) {
-    if (entry.upload != nullptr && entry.reserved > 0 && machine_ != nullptr &&
-        machine_->AnswerOf(entry.upload->header().id()) == Answer::kUploading &&
+    const bool receiving =
+        async_ != nullptr
+            ? !entry.whole
+            : entry.upload != nullptr && machine_ != nullptr &&
+                  machine_->AnswerOf(entry.upload->header().id()) == Answer::kUploading;
+    if (entry.upload != nullptr && entry.reserved > 0 && receiving &&
         now - entry.upload->last_progress() > absl::Seconds(limits_.upload_progress_timeout_s)) {
       stalled.push_back(ticket);
     }
@@ -336,7 +362,7 @@ void Collector::Sweep() {
     response.set_message("the upload did not move; send it again");
     upload->Reply(response);
     EndTicket(ticket);
-    Act(machine_->Aborted(ticket, now));
+    AttemptAborted(ticket);
   }
 }
 

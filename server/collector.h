@@ -14,6 +14,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "aggregation/accumulator.h"
+#include "aggregation/async.h"
 #include "aggregation/fold_pool.h"
 #include "aggregation/round.h"
 #include "aggregation/sketches.h"
@@ -56,6 +57,8 @@ struct CollectedRound {
   ByteCounts bytes;
   WaitReport wait;     // of a TRAIN round
   double seconds = 0;  // start to close
+  // Of asynchronous runs: what is in the sum, ascending by (id, base).
+  std::vector<aggregation::Contribution> contributions;
 };
 
 int FoldWorkers(const LimitsConfig& limits);  // [limits] fold_workers, or one a core
@@ -66,6 +69,8 @@ class Collector final : public FrontDoorHandler, public TierHandler {
     std::function<void()> members_changed;
     std::function<void(CollectedRound)> closed;
     std::function<void(const char*)> passed = [](const char*) {};  // see Node::Options::on_phase
+    // Asynchronous runs: how many clients' updates are in the sum of the spec's round.
+    std::function<void(uint64_t)> buffered = nullptr;
   };
   Collector(EventLoop* loop, const LimitsConfig& limits, Callbacks callbacks);
   ~Collector() override;
@@ -81,6 +86,12 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   // What a resumed run knows of its last commit: whose contribution is in it.
   void SetLastOutcome(uint64_t round, std::set<std::string> children);
 
+  // The same of an asynchronous run: what its last versions have counted, and of these what went
+  // into the newest.
+  void SetCounted(uint64_t version, const std::vector<aggregation::Contribution>& counted,
+                  const std::vector<aggregation::Contribution>& newest, uint64_t max_staleness);
+  std::vector<aggregation::Contribution> Counted() const;
+
   struct Census {
     uint64_t clients = 0;  // those below aggregators too
     uint64_t examples = 0;
@@ -92,7 +103,7 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   // is left.
   absl::Status Begin(const v1::RoundSpec& spec, const aggregation::Grid& grid, uint32_t minimum,
                      absl::Duration rejoin_grace, std::shared_ptr<const ModelVersion> model);
-  bool running() const { return machine_ != nullptr; }
+  bool running() const { return machine_ != nullptr || buffering_; }
   const v1::RoundSpec& spec() const { return spec_; }
   std::vector<std::string> Awaited() const;
   void CloseNow();
@@ -146,6 +157,9 @@ class Collector final : public FrontDoorHandler, public TierHandler {
     std::shared_ptr<PartialFold> fold;  // the partial sum's, until it counts
     uint64_t reserved = 0;
     google::protobuf::RepeatedPtrField<v1::MetricSum> metrics;  // once folding
+    // Whole, but no buffer is open: it is folded into the next.
+    std::shared_ptr<const aggregation::EncodedUpdate> waits;
+    bool whole = false;  // it, or what is folded
   };
 
   // Chunks of a partial sum that broke off. In the sum, and in memory, until its child goes on with
@@ -192,6 +206,27 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   };
   void SplitCohort();
   void Act(const std::vector<aggregation::Action>& actions);
+  // collector_async.cc: an asynchronous run's buffers in place of its rounds. Where there is no
+  // asynchronous machine, the first six go to the round's.
+  aggregation::Admission OfferUpdate(const v1::UploadHeader& header);
+  aggregation::Admission OfferPartial(const v1::PartialSumHeader& header);
+  bool CommitPartial(uint64_t ticket);
+  void SumRefused(const v1::PartialSumHeader& header, const std::string& why);
+  void AttemptAborted(uint64_t ticket);
+  void AttemptRefused(uint64_t ticket, const std::string& reason);
+  void AttemptFolded(uint64_t ticket);
+  absl::Status BeginBuffer(const v1::RoundSpec& spec, const aggregation::Grid& grid,
+                           std::shared_ptr<const ModelVersion> model);
+  void ActAsync(const std::vector<aggregation::AsyncAction>& actions);
+  void RearmAsync();
+  void CloseBuffer();
+  void StartMeasuring();                      // of a round or buffer: phases and bytes
+  void Measure(CollectedRound* round) const;  // what was
+  void FinishBuffer(bool committed, bool included, const std::string& why_not);
+  // False: the update is not to be folded now; it waits, or was answered. Else it has its weight.
+  bool TakeIntoBuffer(uint64_t ticket, std::shared_ptr<const aggregation::EncodedUpdate>* update);
+  uint64_t ConcurrencyOf(const std::string& aggregator) const;
+  const v1::RoundSpec& train_spec() const { return async_ != nullptr ? async_spec_ : spec_; }
   void SendTask(const std::string& id);
   void Close();
   void Rearm();
@@ -240,6 +275,14 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   std::map<std::string, Shares> shares_;       // by aggregator; "": the clients here
   EventLoop::TimerId timer_ = 0;
   bool closed_reported_ = false;
+
+  // An asynchronous run: lives as long as the run. Rounds of machine_ are then evaluations only.
+  std::unique_ptr<aggregation::AsyncMachine> async_;
+  v1::RoundSpec async_spec_;  // of the newest buffer
+  bool buffering_ = false;    // from BeginBuffer to FinishBuffer
+  EventLoop::TimerId async_timer_ = 0;
+  uint64_t buffered_told_ = 0;
+  std::map<std::string, uint64_t> last_rounds_;  // of the updates in the last version, by client
 
   // The last finished TRAIN round, for those who were away.
   uint64_t last_round_ = 0;

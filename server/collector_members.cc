@@ -92,9 +92,16 @@ void Collector::Welcome(const std::string& id, Child& child) {
   joined->set_layout_hash(layout_->hash());
   joined->set_heartbeat_ms(static_cast<uint64_t>(limits_.session_timeout_s * 1000 / 3));
   joined->set_committed_round(last_round_);
-  if (last_round_ > 0) {
+  const auto counted = last_rounds_.find(id);
+  const bool async_client = async_ != nullptr && !child.aggregator;
+  if (async_client) {
+    // What is not as old as that may still count, whatever has been committed since.
+    const uint64_t bound = async_spec_.asynchronous().max_staleness();
+    joined->set_committed_round(last_round_ > bound ? last_round_ - bound : 0);
+  }
+  if (last_round_ > 0 && (!async_client || counted != last_rounds_.end())) {
     v1::Outcome* outcome = joined->mutable_last_outcome();
-    outcome->set_round(last_round_);
+    outcome->set_round(async_client ? counted->second : last_round_);
     outcome->set_committed(true);
     outcome->set_included(last_children_.count(id) > 0);
   }
@@ -112,6 +119,9 @@ void Collector::Welcome(const std::string& id, Child& child) {
     child.session->Send(std::move(stop));
     child.session->Finish();
     return;
+  }
+  if (async_ != nullptr) {
+    ActAsync(async_->Joined({id, child.aggregator, child.epoch}, loop_->Now()));
   }
   if (machine_ != nullptr) {
     Act(machine_->Joined(MemberOf(id, child), loop_->Now()));
@@ -131,6 +141,10 @@ void Collector::Message(const std::shared_ptr<Session>& session,
     child.clients = message.heartbeat().clients();
     child.examples = message.heartbeat().examples();
     if (changed) callbacks_.members_changed();
+    if (buffering_ && child.aggregator && message.heartbeat().round() == async_spec_.round()) {
+      ActAsync(async_->Buffered(it->first, child.epoch, async_spec_.base_version(),
+                                message.heartbeat().buffered(), loop_->Now()));
+    }
   } else if (message.has_report()) {
     Report(it->first, child, message.report());
   } else if (message.has_leave()) {
@@ -140,6 +154,17 @@ void Collector::Message(const std::shared_ptr<Session>& session,
 }
 
 void Collector::Report(const std::string& id, Child& child, const v1::Report& report) {
+  if (async_ != nullptr && report.kind() == v1::TRAIN) {
+    if (!report.declined().empty())
+      spdlog::info("\"{}\" sits version {} out: {}", id, report.round(), report.declined());
+    // A client's task may be of an older version; a rack's answer is of this one or of no use.
+    if (child.aggregator && report.round() != async_spec_.round()) return;
+    std::map<std::string, uint64_t> below;
+    for (const auto& entry : report.rejected()) below[entry.reason()] += entry.count();
+    async_->CountBelow(below, report.late());
+    ActAsync(async_->Declined(id, child.epoch, loop_->Now()));
+    return;
+  }
   if (machine_ == nullptr || report.round() != spec_.round() || report.kind() != spec_.kind())
     return;
   if (!report.declined().empty()) {
@@ -170,6 +195,7 @@ void Collector::End(const std::shared_ptr<Session>& session) {
   if (it->second.aggregator && tier_ != nullptr) tier_->Drop(id, epoch);
   children_.erase(it);
   spdlog::debug("session of \"{}\" ended", id);
+  if (async_ != nullptr) ActAsync(async_->Left(id, epoch, loop_->Now()));
   if (machine_ != nullptr) Act(machine_->Left(id, epoch, loop_->Now()));
   callbacks_.members_changed();
 }

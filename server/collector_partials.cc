@@ -52,14 +52,15 @@ std::string Collector::CheckPartial(const v1::PartialSumHeader& header) const {
       child->second.epoch != header.epoch()) {
     return absl::StrCat("it has no session of epoch ", header.epoch());
   }
-  if (machine_ == nullptr || spec_.kind() != v1::TRAIN) return "no round is open";
+  if (async_ != nullptr ? !buffering_ : machine_ == nullptr || spec_.kind() != v1::TRAIN)
+    return "no round is open";
   if (header.run() != run_) return absl::StrCat("it is for run \"", header.run(), "\"");
   if (header.layout_hash() != layout_->hash()) {
     return "its layout is not the run's; it was built from another model: restart it with this run";
   }
-  if (header.base_version() != spec_.base_version()) {
+  if (header.base_version() != train_spec().base_version()) {
     return absl::StrCat("it starts from model version ", header.base_version(), ", not ",
-                        spec_.base_version());
+                        train_spec().base_version());
   }
   if (header.chunks() != sum_->chunk_count()) {
     return absl::StrCat("it has ", header.chunks(), " chunks, the layout ", sum_->chunk_count());
@@ -82,6 +83,10 @@ void Collector::PartialStart(const std::shared_ptr<IncomingPartial>& partial) {
     const auto child = children_.find(header.id());
     if (child == children_.end() || child->second.epoch != header.epoch()) return;
     UndoHalf(header.id());
+    if (async_ != nullptr) {
+      SumRefused(header, why);
+      return;
+    }
     // Nothing else is to come from it this round: it need not be awaited.
     if (machine_ != nullptr && header.round() == spec_.round() &&
         machine_->AnswerOf(header.id()) == aggregation::Answer::kAwaited) {
@@ -93,11 +98,7 @@ void Collector::PartialStart(const std::shared_ptr<IncomingPartial>& partial) {
     return;
   }
   if (first_partial_ == absl::ZeroDuration()) first_partial_ = loop_->Now();
-  const std::vector<std::string> contributors(header.contributors().begin(),
-                                              header.contributors().end());
-  const Admission admission =
-      machine_->Offer(header.id(), header.epoch(), header.round(),
-                      static_cast<int64_t>(header.weight()), contributors, loop_->Now());
+  const Admission admission = OfferPartial(header);
   if (admission.verdict == Verdict::kDuplicate) {
     partial->Taken();  // the word that it is in was lost with its link
     return;
@@ -147,7 +148,7 @@ void Collector::PartialComplete(const std::shared_ptr<IncomingPartial>& partial)
   const uint64_t ticket = partial->ticket;
   if (!Holds(ticket, partial)) return;
   const v1::PartialSumHeader& header = partial->header();
-  if (!machine_->Commit(ticket)) {
+  if (!CommitPartial(ticket)) {
     spdlog::warn("partial sum of \"{}\" for round {} came too late", header.id(), header.round());
     partial->Refuse(absl::StrCat("round ", header.round(), " has closed"));
     EndTicket(ticket);
@@ -162,7 +163,11 @@ void Collector::PartialComplete(const std::shared_ptr<IncomingPartial>& partial)
   bytes_.below += header.ingress_bytes();
   std::map<std::string, uint64_t> rejected;
   for (const auto& reason : header.rejected()) rejected[reason.reason()] += reason.count();
-  machine_->CountBelow(rejected, header.late());
+  if (async_ != nullptr) {
+    async_->CountBelow(rejected, header.late());
+  } else {
+    machine_->CountBelow(rejected, header.late());
+  }
   partial->Taken();
   fold->Settle([this, ticket] { loop_->Post([this, ticket] { Folded(ticket); }); });
   callbacks_.passed("forward");
@@ -173,7 +178,7 @@ void Collector::PartialBroken(const std::shared_ptr<IncomingPartial>& partial,
   spdlog::warn("the partial sum of \"{}\" broke off: {}", partial->header().id(), Text(why));
   if (!Holds(partial->ticket, partial)) return;
   Suspend(partial->ticket);
-  Act(machine_->Aborted(partial->ticket, loop_->Now()));
+  AttemptAborted(partial->ticket);
 }
 
 void Collector::PartialBad(const std::string& id, uint64_t epoch,
@@ -195,7 +200,8 @@ void Collector::Suspend(uint64_t ticket) {
   const auto it = tickets_.find(ticket);
   if (it == tickets_.end()) return;
   const std::shared_ptr<PartialFold>& fold = it->second.fold;
-  if (fold == nullptr || fold->chunks() == 0 || !machine_->open()) {
+  if (fold == nullptr || fold->chunks() == 0 ||
+      !(async_ != nullptr ? async_->open() : machine_->open())) {
     EndTicket(ticket);
     return;
   }
@@ -231,7 +237,9 @@ void Collector::Undo(const std::shared_ptr<PartialFold>& fold, uint64_t reserved
     loop_->Post([this, reserved] {
       --undoing_;
       budget_.Release(reserved);
-      if (undoing_ == 0 && machine_ != nullptr && machine_->closed()) Close();
+      if (undoing_ > 0) return;
+      if (machine_ != nullptr && machine_->closed()) Close();
+      if (buffering_ && async_->closed()) CloseBuffer();
     });
   });
 }

@@ -19,8 +19,8 @@
 namespace tributary::server {
 namespace {
 
-const std::vector<std::string> kRunSections = {"run",         "aggregation", "cohort",  "straggler",
-                                               "compression", "checkpoint",  "training"};
+const std::vector<std::string> kRunSections = {
+    "run", "aggregation", "async", "cohort", "straggler", "compression", "checkpoint", "training"};
 
 bool IsName(const std::string& text) {
   return !text.empty() && text.size() <= 128 && text != "." && text != ".." &&
@@ -160,6 +160,7 @@ void ReadOptimizer(TomlReader& toml, AggregationConfig* a) {
 }
 
 void ReadAggregation(TomlReader& toml, AggregationConfig* a) {
+  ReadOneOf(toml, "aggregation", "mode", &a->mode, {"sync", "async", "fedasync"});
   ReadOneOf(toml, "aggregation", "rule", &a->rule, {"mean"});
   ReadOptimizer(toml, a);
   ReadOneOf(toml, "aggregation", "partial_sum", &a->partial_sum, {"exact"});
@@ -229,6 +230,53 @@ void ReadTraining(TomlReader& toml, const StragglerConfig& straggler, TrainingCo
       "late ones less: set fednova = 0, or late = \"drop\"");
 }
 
+void ReadAsync(TomlReader& toml, const Config& config, AsyncConfig* a) {
+  const std::string& mode = config.aggregation.mode;
+  ReadIn(toml, "async", "buffer", &a->buffer, 1, 1e6);
+  ReadIn(toml, "async", "concurrency", &a->concurrency, 0, 1e9);
+  ReadIn(toml, "async", "max_staleness", &a->max_staleness, 0, 1000);
+  ReadIn(toml, "async", "flush_s", &a->flush_s, 0.05, 1e7);
+  ReadIn(toml, "async", "collect_s", &a->collect_s, 0.05, 1e6);
+  ReadIn(toml, "async", "mixing", &a->mixing, 1e-6, 1);
+  toml.Require(mode != "sync" || !toml.Has("async"), "async", "",
+               "[async] does nothing with [aggregation] mode = \"sync\": remove it, or set mode = "
+               "\"async\"");
+  if (mode == "sync") return;
+  if (mode == "fedasync") {
+    toml.Require(!toml.Has("async", "buffer"), "async", "buffer",
+                 "[async] buffer does nothing with mode = \"fedasync\", which applies each update "
+                 "by itself: remove it");
+    a->buffer = 1;
+  }
+  toml.Require(a->buffer * (a->max_staleness + uint64_t{1}) <= 1'000'000, "async", "max_staleness",
+               absl::StrCat("[async] max_staleness = ", a->max_staleness,
+                            " versions of buffer = ", a->buffer,
+                            " updates would have to be remembered, and kept in each checkpoint, so "
+                            "that none counts twice; a million at most: lower one of them"));
+  toml.Require(mode == "fedasync" || !toml.Has("async", "mixing"), "async", "mixing",
+               "[async] mixing does nothing with mode = \"async\", only with \"fedasync\": "
+               "remove it, or use [aggregation] server_learning_rate");
+  toml.Require(config.aggregation.fractional_weights, "aggregation", "mode",
+               absl::StrCat("[aggregation] mode = \"", mode,
+                            "\" weighs old updates in fractions of an example: set "
+                            "fractional_weights = true"));
+  for (const char* key : {"fraction", "count", "over_selection", "maximum"}) {
+    toml.Require(!toml.Has("cohort", key), "cohort", key,
+                 absl::StrCat("[cohort] ", key, " does nothing with [aggregation] mode = \"", mode,
+                              "\", where [async] concurrency says how many train: remove it"));
+  }
+  for (const char* key : {"deadline", "deadline_floor_s", "deadline_quantile", "deadline_margin",
+                          "participation", "degraded_work", "late", "max_staleness", "quorum"}) {
+    toml.Require(!toml.Has("straggler", key), "straggler", key,
+                 absl::StrCat("[straggler] ", key, " does nothing with [aggregation] mode = \"",
+                              mode, "\", where nobody is waited for: remove it"));
+  }
+  toml.Require(config.training.values.at("fednova") == 0, "training", "fednova",
+               absl::StrCat("[training] fednova = 1 weighs steps by examples, [aggregation] mode = "
+                            "\"",
+                            mode, "\" weighs old updates less: set fednova = 0"));
+}
+
 void ReadRoundSections(TomlReader& toml, Config* c) {
   ReadIn(toml, "cohort", "minimum", &c->cohort.minimum, 1, 1e9);
   ReadIn(toml, "cohort", "maximum", &c->cohort.maximum, 0, 1e9);
@@ -272,6 +320,7 @@ absl::StatusOr<Config> Interpret(TomlReader toml) {
     ReadAggregation(toml, &config.aggregation);
     ReadRoundSections(toml, &config);
     ReadTraining(toml, config.straggler, &config.training);
+    ReadAsync(toml, config, &config.asynchronous);
     CheckRunTogether(toml, config);
   } else {
     for (const std::string& section : kRunSections) {

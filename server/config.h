@@ -86,6 +86,7 @@ struct RunConfig {   // [run]
 };
 
 struct AggregationConfig {                   // [aggregation]
+  std::string mode = "sync";                 // or "async" (FedBuff), "fedasync"; see [async]
   std::string rule = "mean";                 // the only one now
   std::string optimizer = "fedavg";          // one of aggregation::ServerOptimizerNames()
   double server_learning_rate = 1;           // default with fedadagrad, fedadam and fedyogi: 0.1
@@ -107,6 +108,15 @@ struct AggregationConfig {                   // [aggregation]
       policies;  // [aggregation.policies] tensor name (or prefix*) =
                  // "mean" | "sum" | "max" | "first" | "skip"; a name
                  // goes before a prefix, a longer one before a shorter
+};
+
+struct AsyncConfig {            // [async]: only where [aggregation] mode is not "sync"
+  uint64_t buffer = 10;         // K: updates that are applied together; 1..1e6; fedasync: 1
+  uint64_t concurrency = 0;     // clients that train at once; 0: all
+  uint32_t max_staleness = 20;  // versions; 0..1000
+  double flush_s = 60;          // a smaller buffer is applied after so long
+  double collect_s = 10;        // how long a rack that is asked for its sum may be silent
+  double mixing = 0.6;          // fedasync: alpha; (0, 1]
 };
 
 struct CohortConfig {    // [cohort]
@@ -156,6 +166,7 @@ struct Config {
   // Present exactly when this is the root (no [node] parent).
   std::optional<RunConfig> run;
   AggregationConfig aggregation;
+  AsyncConfig asynchronous;
   CohortConfig cohort;
   StragglerConfig straggler;
   CompressionConfig compression;

@@ -80,7 +80,7 @@ void Collector::EndTicket(uint64_t ticket) {
 
 void Collector::RefuseTicket(uint64_t ticket, const std::string& reason) {
   EndTicket(ticket);
-  if (machine_ != nullptr) Act(machine_->Refused(ticket, reason, loop_->Now()));
+  AttemptRefused(ticket, reason);
 }
 
 // ---- Updates of clients
@@ -106,7 +106,8 @@ bool Collector::CheckUpload(const v1::UploadHeader& header, v1::UploadResponse* 
     return reject("session", absl::StrCat("\"", header.id(), "\" has no session of epoch ",
                                           header.epoch(), " here; join first"));
   }
-  if (!MayCarry(header) && (machine_ == nullptr || spec_.kind() != v1::TRAIN)) {
+  if (async_ == nullptr && !MayCarry(header) &&
+      (machine_ == nullptr || spec_.kind() != v1::TRAIN)) {
     *response =
         Answer(v1::UploadResponse::STALE, "round",
                absl::StrCat("round ", header.round(), " is not open; wait for the next task"));
@@ -120,7 +121,7 @@ bool Collector::CheckUpload(const v1::UploadHeader& header, v1::UploadResponse* 
                                          "; it was built from another model"));
   }
   // The evaluation of a round has its number and the model after it.
-  if (!MayCarry(header) && header.round() == spec_.round() &&
+  if (async_ == nullptr && !MayCarry(header) && header.round() == spec_.round() &&
       header.base_version() != spec_.base_version()) {
     return reject("round", absl::StrCat("the update of \"", header.id(),
                                         "\" starts from model version ", header.base_version(),
@@ -174,8 +175,7 @@ void Collector::UploadStart(const std::shared_ptr<Upload>& upload) {
     first_upload_ = loop_->Now();
     callbacks_.passed("train_wait");
   }
-  const Admission admission = machine_->Offer(header.id(), header.epoch(), header.round(),
-                                              header.weight(), {}, loop_->Now());
+  const Admission admission = OfferUpdate(header);
   Rearm();  // a refused offer is an answer, and may be the last that the round waits for
   switch (admission.verdict) {
     case Verdict::kAdmit:
@@ -235,7 +235,9 @@ void Collector::UploadComplete(const std::shared_ptr<Upload>& upload,
     RefuseTicket(ticket, "malformed");
     return;
   }
-  if (!machine_->Commit(ticket)) {
+  if (async_ != nullptr) {
+    if (!TakeIntoBuffer(ticket, &update)) return;
+  } else if (!machine_->Commit(ticket)) {
     const bool carry = MayCarry(upload->header());
     upload->Reply(Answer(carry ? v1::UploadResponse::RETRY : v1::UploadResponse::STALE, "round",
                          carry ? "the round has closed; sent again, it may count in the next"
@@ -266,7 +268,7 @@ void Collector::UploadFailed(const std::shared_ptr<Upload>& upload,
                  refusal.reason.empty() ? "broke off" : "was damaged on its way");
     upload->Reply(Answer(v1::UploadResponse::RETRY, refusal.reason, refusal.message));
     EndTicket(ticket);
-    Act(machine_->Aborted(ticket, loop_->Now()));
+    AttemptAborted(ticket);
     return;
   }
   spdlog::warn("update of \"{}\" for round {} refused ({}): {}", id, spec_.round(), refusal.reason,
@@ -277,7 +279,7 @@ void Collector::UploadFailed(const std::shared_ptr<Upload>& upload,
 
 void Collector::Folded(uint64_t ticket) {
   const auto it = tickets_.find(ticket);
-  if (it == tickets_.end() || machine_ == nullptr) return;
+  if (it == tickets_.end() || (machine_ == nullptr && async_ == nullptr)) return;
   Ticket done = std::move(it->second);
   // Checked before it was folded; what came in since can only fail at the caps, which drop this
   // one's metrics.
@@ -288,7 +290,7 @@ void Collector::Folded(uint64_t ticket) {
   EndTicket(ticket);
   if (done.upload != nullptr) done.upload->Reply(Answer(v1::UploadResponse::ACCEPTED, "", ""));
   callbacks_.passed("fold");
-  Act(machine_->Folded(ticket, loop_->Now()));
+  AttemptFolded(ticket);
 }
 
 }  // namespace tributary::server

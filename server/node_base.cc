@@ -27,7 +27,8 @@ NodeBase::NodeBase(Options options) : options_(std::move(options)) {
                 const v1::RoundSpec& spec = collector_->spec();
                 const bool download = std::string_view(phase) == "download";
                 if (spec.kind() == v1::TRAIN || download) Passed(spec.round(), phase);
-              }});
+              },
+          .buffered = [this](uint64_t clients) { Buffered(clients); }});
 }
 
 NodeBase::~NodeBase() {

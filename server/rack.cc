@@ -8,6 +8,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
+#include "server/internal/async_proto.h"
 #include "server/node_base.h"
 #include "server/uplink.h"
 
@@ -39,6 +40,9 @@ class Rack final : public NodeBase, public UplinkHandler {
   }
   void OnParentOutcome(v1::Outcome outcome) override {
     loop_.Post([this, outcome = std::move(outcome)] { Outcome(outcome); });
+  }
+  void OnParentCollect(uint64_t round) override {
+    loop_.Post([this, round] { Collect(round); });
   }
   void OnParentStop(v1::Stop stop) override {
     loop_.Post([this, stop = std::move(stop)] {
@@ -122,7 +126,8 @@ class Rack final : public NodeBase, public UplinkHandler {
   bool SameRound(const v1::RoundSpec& spec) const {
     const v1::RoundSpec& mine = collector_->spec();
     return collector_->running() && mine.round() == spec.round() && mine.kind() == spec.kind() &&
-           mine.base_sha256() == spec.base_sha256();
+           mine.base_sha256() == spec.base_sha256() &&
+           mine.asynchronous().attempt() == spec.asynchronous().attempt();
   }
 
   void Take(const v1::Task& task) {
@@ -132,6 +137,12 @@ class Rack final : public NodeBase, public UplinkHandler {
       // offered again.
       spdlog::info("round {} goes on", task.spec().round());
       pending_.reset();
+      if (waiting_outcome_ && round_.result.clients == 0 && task.spec().has_asynchronous()) {
+        // It was closed with nothing in it; the parent, begun anew, opens it again.
+        pending_ = task.spec();
+        GiveUp("");
+        return;
+      }
       if (waiting_outcome_) SendUp();
       return;
     }
@@ -147,6 +158,25 @@ class Rack final : public NodeBase, public UplinkHandler {
       return;
     }
     BeginPending();
+  }
+
+  // An asynchronous run's parent wants what there is.
+  void Collect(uint64_t round) {
+    const v1::RoundSpec& mine = collector_->spec();
+    if (collector_->running() && mine.round() == round && mine.kind() == v1::TRAIN) {
+      if (!waiting_outcome_) collector_->CloseNow();  // RoundClosed goes on
+      return;
+    }
+    v1::RoundSpec spec;
+    spec.set_round(round);
+    spec.set_kind(v1::TRAIN);
+    if (pending_.has_value() && pending_->round() == round) pending_.reset();
+    Decline(spec, "its model is not here yet");
+  }
+
+  void Buffered(uint64_t clients) override {
+    if (uplink_ != nullptr && collector_->spec().has_asynchronous())
+      uplink_->SetBuffered(collector_->spec().round(), clients);
   }
 
   void GiveUp(const std::string& why) {
@@ -174,14 +204,20 @@ class Rack final : public NodeBase, public UplinkHandler {
     }
     // Leave time to forward: what it took so far (or a guess), but at most half of the deadline.
     const absl::Duration all = absl::Milliseconds(spec.deadline_ms());
-    spec.set_deadline_ms(static_cast<uint64_t>(
-        absl::ToInt64Milliseconds(aggregation::ChildDeadline(all, forward_time_))));
+    if (spec.has_asynchronous()) {
+      // When it is full, and when it has waited for long enough, is the root's to say.
+      spec.mutable_asynchronous()->clear_buffer();
+      spec.mutable_asynchronous()->clear_flush_ms();
+    } else {
+      spec.set_deadline_ms(static_cast<uint64_t>(
+          absl::ToInt64Milliseconds(aggregation::ChildDeadline(all, forward_time_))));
+    }
     round_started_ = loop_.Now();
     const absl::Status status =
         collector_->Begin(spec, *grid, 1, absl::Seconds(c_.straggler.rejoin_grace_s), model_);
     if (!status.ok()) {
       Decline(spec, Text(status));
-    } else if (collector_->Count().clients == 0) {
+    } else if (!spec.has_asynchronous() && collector_->Count().clients == 0) {
       // After a restart the clients may be on their way back; an empty rack must not hold its
       // parent up.
       loop_.PostAfter(absl::Seconds(c_.straggler.rejoin_grace_s), [this, number = spec.round()] {
@@ -220,6 +256,7 @@ class Rack final : public NodeBase, public UplinkHandler {
       return;
     }
     waiting_outcome_ = true;
+    Buffered(0);  // what it had is on its way
     if (round_.result.clients == 0) {
       v1::Report report;
       report.set_round(spec.round());
@@ -252,8 +289,10 @@ class Rack final : public NodeBase, public UplinkHandler {
     header.set_epoch(static_cast<uint64_t>(epoch_));
     header.set_layout_hash(layout_->hash());
     header.set_base_version(spec.base_version());
+    header.set_buffer_attempt(spec.asynchronous().attempt());
     header.set_weight(round_.result.weight);
     for (const std::string& id : round_.result.contributors) header.add_contributors(id);
+    *header.mutable_contributions() = ToProto(round_.contributions);
     *header.mutable_metrics() = round_.metrics;
     header.set_chunks(collector_->sum()->chunk_count());
     for (const auto& [reason, count] : round_.result.rejected) {

@@ -15,6 +15,7 @@
 #include "models/builtin.h"
 #include "models/safetensors.h"
 #include "server/checkpoint.h"
+#include "server/internal/async_proto.h"
 #include "server/internal/config_checks.h"
 #include "server/internal/policies.h"
 #include "server/node_base.h"
@@ -118,6 +119,10 @@ class Root final : public NodeBase {
     round_ = state.round();
     finished_ = state.finished() && state.round() >= c_.run->rounds;
     collector_->SetLastOutcome(state.version(), {state.children().begin(), state.children().end()});
+    if (asynchronous()) {
+      collector_->SetCounted(state.version(), FromProto(state.counted()),
+                             FromProto(state.contributions()), c_.asynchronous.max_staleness);
+    }
     spdlog::info("run \"{}\" resumes after round {} (model version {}, SHA-256 {})", c_.run->name,
                  round_, model_->version, absl::BytesToHexString(model_->sha256));
     return absl::OkStatus();
@@ -190,6 +195,8 @@ class Root final : public NodeBase {
 
   // ---- Rounds
 
+  bool asynchronous() const { return c_.aggregation.mode != "sync"; }
+
   v1::RoundSpec Spec(v1::TaskKind kind) const {
     v1::RoundSpec spec;
     spec.set_run(c_.run->name);
@@ -206,7 +213,14 @@ class Root final : public NodeBase {
       spec.set_cohort_count(aggregation::OverSelected(c_.cohort.count, c_.cohort.over_selection));
       spec.set_target(c_.cohort.count);
     }
-    *spec.mutable_stragglers() = StragglersProto(c_.straggler);
+    if (asynchronous()) {
+      if (kind == v1::TRAIN) {
+        *spec.mutable_asynchronous() = AsyncProto(c_);
+        spec.mutable_asynchronous()->set_attempt(failed_in_a_row_);
+      }
+    } else {
+      *spec.mutable_stragglers() = StragglersProto(c_.straggler);
+    }
     spec.set_deadline_ms(static_cast<uint64_t>(c_.straggler.deadline_s * 1000));
     spec.set_minimum(c_.cohort.minimum);
     spec.set_maximum(c_.cohort.maximum);
@@ -274,7 +288,8 @@ class Root final : public NodeBase {
     report_.model_sha256 = absl::BytesToHexString(model_->sha256);
     collector_->Finish(false, false, why);
     Publish(report_);
-    round_ = spec_.round();
+    // Of an asynchronous run rounds are versions: the same is tried again.
+    if (!asynchronous()) round_ = spec_.round();
     if (++failed_in_a_row_ >= c_.run->max_failed_rounds) {
       const std::string message = absl::StrCat(
           failed_in_a_row_, " rounds in a row failed, [run] max_failed_rounds; the last: ", why);
@@ -293,7 +308,8 @@ class Root final : public NodeBase {
     double commit = 0;
   };
 
-  Applied ApplyAndCommit(const v1::RoundSpec& spec, const aggregation::RoundResult& result) {
+  Applied ApplyAndCommit(const v1::RoundSpec& spec, const aggregation::RoundResult& result,
+                         const std::vector<aggregation::Contribution>& counted) {
     Applied out;
     const absl::Duration start = clock_.Monotonic();
     std::vector<uint8_t> next(model_->bytes.size());
@@ -304,6 +320,8 @@ class Root final : public NodeBase {
       if (!out.status.ok()) return out;
       scale = *steps;
     }
+    if (spec.asynchronous().mixing() > 0)
+      scale = MixingOf(spec.asynchronous().mixing(), report_.collected.contributions);
     if (sketches_ != nullptr) sketches_->Recover(grid_, result.weight, collector_->sum());
     out.status = optimizer_->Apply({.sum = *collector_->sum(),
                                     .grid = grid_,
@@ -328,6 +346,8 @@ class Root final : public NodeBase {
     for (const std::string& id : result.contributors) state.add_contributors(id);
     for (const auto& [name, value] : optimizer_->State())
       (*state.mutable_optimizer())[name] = value;
+    *state.mutable_contributions() = ToProto(report_.collected.contributions);
+    *state.mutable_counted() = ToProto(counted);
     if (sketches_ != nullptr) state.set_sketches(sketches_->State());
     state.set_finished(spec.round() >= c_.run->rounds);
     out.status = store_->Save(state, *model_->layout, out.model->bytes);
@@ -337,9 +357,14 @@ class Root final : public NodeBase {
   }
 
   void Apply() {
-    jobs_.Post([this, spec = spec_, result = report_.collected.result] {
-      loop_.Post([this, out = ApplyAndCommit(spec, result)] { Committed(out); });
-    });
+    // With this commit.
+    auto counted = collector_->Counted();
+    counted.insert(counted.end(), report_.collected.contributions.begin(),
+                   report_.collected.contributions.end());
+    jobs_.Post(
+        [this, spec = spec_, result = report_.collected.result, counted = std::move(counted)] {
+          loop_.Post([this, out = ApplyAndCommit(spec, result, counted)] { Committed(out); });
+        });
   }
 
   void Committed(const Applied& out) {
@@ -395,6 +420,7 @@ class Root final : public NodeBase {
       End(v1::Stop::GOING_AWAY, "shutting down", absl::OkStatus());
       return;
     }
+    if (asynchronous()) collector_->CloseNow();  // with what has come
     loop_.PostAfter(absl::Seconds(c_.limits.shutdown_grace_s), [this] {
       if (!ending()) End(v1::Stop::GOING_AWAY, "shutting down", absl::OkStatus());
     });

@@ -54,6 +54,14 @@ std::string ToJson(const RoundReport& r) {
                   {"unanswered", c.wait.unanswered}, {"carried", c.wait.carried},
                   {"degraded", c.wait.degraded}};
   json["children"] = c.result.children.size();
+  if (!c.contributions.empty()) {
+    // What is in the sum: [client, version trained from, weight as folded].
+    auto& list = json["contributions"] = nlohmann::ordered_json::array();
+    for (const aggregation::Contribution& one : c.contributions) {
+      list.push_back(
+          {one.id, one.base, std::ldexp(static_cast<double>(one.weight), -r.weight_fraction_bits)});
+    }
+  }
   json["bytes"] = {{"from_clients", c.bytes.from_clients},
                    {"from_aggregators", c.bytes.from_aggregators},
                    {"updates_below", c.bytes.below},

@@ -71,6 +71,16 @@ class GrpcUplink final : public Uplink {
     wake_.notify_all();
   }
 
+  void SetBuffered(uint64_t round, uint64_t clients) override {
+    {
+      std::lock_guard lock(mu_);
+      buffering_round_ = round;
+      buffered_ = clients;
+      heartbeat_due_ = true;
+    }
+    wake_.notify_all();
+  }
+
   std::string transport() override {
     std::lock_guard lock(mu_);
     return transport_;
@@ -216,6 +226,8 @@ class GrpcUplink final : public Uplink {
       handler_->OnParentTask(std::move(*response->mutable_task()));
     } else if (response->has_outcome()) {
       handler_->OnParentOutcome(std::move(*response->mutable_outcome()));
+    } else if (response->has_collect()) {
+      handler_->OnParentCollect(response->collect().round());
     } else if (response->has_refused()) {
       if (response->refused().retry_after_ms() == 0) {
         Done();
@@ -253,6 +265,8 @@ class GrpcUplink final : public Uplink {
       v1::SessionRequest request;
       request.mutable_heartbeat()->set_clients(clients_);
       request.mutable_heartbeat()->set_examples(examples_);
+      request.mutable_heartbeat()->set_round(buffering_round_);
+      request.mutable_heartbeat()->set_buffered(buffered_);
       lock.unlock();
       Write(request);
       lock.lock();
@@ -369,6 +383,8 @@ class GrpcUplink final : public Uplink {
   bool done_ = false;  // the parent's word is final: no more sessions
   uint64_t clients_ = 0;
   uint64_t examples_ = 0;
+  uint64_t buffering_round_ = 0;
+  uint64_t buffered_ = 0;
   std::string held_, run_;
   bool heartbeat_due_ = false;
   absl::Duration heartbeat_every_ = absl::Seconds(5);

@@ -27,6 +27,7 @@ class UplinkHandler {
   virtual void OnParentOutcome(v1::Outcome outcome) = 0;
   virtual void OnParentStop(v1::Stop stop) = 0;          // not for GOING_AWAY: that is reconnected
   virtual void OnParentRefused(std::string reason) = 0;  // for good
+  virtual void OnParentCollect(uint64_t /*round*/) {}    // asynchronous runs: the sum is wanted
   virtual void OnModel(std::shared_ptr<const ModelVersion> model) = 0;
   // The parent has all of a partial sum, or refuses it, or the last try failed.
   virtual void OnForwarded(uint64_t round, absl::Status status, double seconds) = 0;
@@ -47,6 +48,8 @@ class Uplink {
 
   virtual void SetCensus(uint64_t clients,
                          uint64_t examples) = 0;  // told to the parent at once when it changed
+  // Asynchronous runs: so many clients' updates are in the sum for `round`; told at once.
+  virtual void SetBuffered(uint64_t round, uint64_t clients) = 0;
   virtual std::string transport() = 0;  // of the link to the parent, or the last one; "" before it
   virtual void SetHeld(const std::string& sha256) = 0;  // the model held, for the next Join
   virtual void SendReport(const v1::Report& report) = 0;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "simulate/internal/network.h"
 #include "simulate/internal/tier.h"
 
 namespace tributary::simulate {
@@ -23,6 +24,8 @@ size_t SegmentBytes(const Config& config) {
                             std::min<size_t>(config.root.switch_buffer_bytes, 8 << 20) / 8 + 8192);
 }
 
+}  // namespace
+
 transport::SimOptions NetworkOptions(const Config& config, const std::string& transport) {
   transport::SimOptions options;
   options.seed = config.seed;
@@ -31,8 +34,6 @@ transport::SimOptions NetworkOptions(const Config& config, const std::string& tr
   options.segment_bytes = SegmentBytes(config);
   return options;
 }
-
-}  // namespace
 
 Arm::Arm(const Config& config, const Policy& policy, const std::string& transport)
     : config_(config),

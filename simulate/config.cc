@@ -81,6 +81,10 @@ void ReadPolicy(TomlReader& toml, Config* c) {
   ReadIn(toml, "cohort", "fraction", &c->fraction, 1e-9, 1);
   ReadIn(toml, "cohort", "count", &c->count, 1, 1e6);
   ReadIn(toml, "cohort", "over_selection", &c->over_selection, 1, 10);
+  ReadIn(toml, "async", "buffer", &c->buffer, 1, 1e6);
+  ReadIn(toml, "async", "concurrency", &c->concurrency, 0, 1e9);
+  ReadIn(toml, "async", "max_staleness", &c->max_staleness, 0, 1000);
+  ReadIn(toml, "async", "flush_s", &c->flush_s, 0.05, 1e7);
 }
 
 absl::StatusOr<Config> Interpret(TomlReader toml) {
@@ -121,7 +125,8 @@ std::vector<Policy> KnownPolicies() {
   return {{.name = "wait"},
           {.name = "adaptive", .adaptive = true},
           {.name = "counted", .adaptive = true, .counted = true},
-          {.name = "carry", .adaptive = true, .carry = true}};
+          {.name = "carry", .adaptive = true, .carry = true},
+          {.name = "fedbuff", .asynchronous = true}};
 }
 
 absl::StatusOr<Config> LoadConfig(const std::string& path) {

@@ -50,6 +50,7 @@ struct Policy {  // what a name in [simulate] policies stands for
   bool adaptive = false;
   bool counted = false;  // cohort_count with over_selection
   bool carry = false;
+  bool asynchronous = false;  // async_arm.h
 };
 
 struct Config {  // [simulate]
@@ -74,6 +75,11 @@ struct Config {  // [simulate]
   double fraction = 1;
   uint64_t count = 0;  // default: half of the clients
   double over_selection = 1.3;
+  // [async], as in an aggregator's file
+  uint64_t buffer = 10;
+  uint64_t concurrency = 0;
+  uint32_t max_staleness = 20;
+  double flush_s = 60;
 };
 
 uint64_t UpdateBytes(const Config& config);   // of one client
@@ -81,7 +87,8 @@ uint64_t PartialBytes(const Config& config);  // of one rack
 uint64_t ModelBytes(const Config& config);
 
 // "wait": all, or the fixed deadline. "adaptive": the default of an aggregator. "counted":
-// adaptive, a fixed count over-selected. "carry": adaptive, late updates carried.
+// adaptive, a fixed count over-selected. "carry": adaptive, late updates carried. "fedbuff":
+// buffers of K updates in place of rounds.
 std::vector<Policy> KnownPolicies();
 
 // INVALID_ARGUMENT with every finding, a line each; NOT_FOUND where there is no file.

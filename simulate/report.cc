@@ -17,6 +17,11 @@ const char* Rests(const std::string& transport) {
                               "room, no CPU cost";
 }
 
+// Updates in committed models for each virtual second.
+double Rate(const ArmResult& r) {
+  return r.virtual_s > 0 ? static_cast<double>(r.accepted) / r.virtual_s : 0;
+}
+
 }  // namespace
 
 double QuantileOf(std::vector<double> values, double share) {
@@ -29,17 +34,24 @@ double QuantileOf(std::vector<double> values, double share) {
 }
 
 std::string Table(const std::vector<ArmResult>& results) {
-  std::string out = absl::StrFormat("%-9s %-5s %9s %9s %9s %9s %7s %7s %7s  %s\n", "policy", "link",
-                                    "p50 s", "p90 s", "p99 s", "max s", "in %", "late %", "failed",
-                                    "what the figures rest on");
+  std::string out = absl::StrFormat("%-9s %-5s %9s %9s %9s %9s %7s %7s %7s %9s  %s\n", "policy",
+                                    "link", "p50 s", "p90 s", "p99 s", "max s", "in %", "late %",
+                                    "failed", "updates/s", "what the figures rest on");
   for (const ArmResult& r : results) {
     const auto share = [&](uint64_t part) {
       return r.asked == 0 ? 0 : 100 * static_cast<double>(part) / static_cast<double>(r.asked);
     };
-    absl::StrAppendFormat(&out, "%-9s %-5s %9.2f %9.2f %9.2f %9.2f %7.1f %7.1f %7d  %s\n", r.policy,
-                          r.transport, QuantileOf(r.round_s, 0.5), QuantileOf(r.round_s, 0.9),
-                          QuantileOf(r.round_s, 0.99), QuantileOf(r.round_s, 1), share(r.accepted),
-                          share(r.carried), r.failed, Rests(r.transport));
+    absl::StrAppendFormat(&out, "%-9s %-5s %9.2f %9.2f %9.2f %9.2f %7.1f %7.1f %7d %9.2f  %s\n",
+                          r.policy, r.transport, QuantileOf(r.round_s, 0.5),
+                          QuantileOf(r.round_s, 0.9), QuantileOf(r.round_s, 0.99),
+                          QuantileOf(r.round_s, 1), share(r.accepted), share(r.carried), r.failed,
+                          Rate(r), Rests(r.transport));
+    if (r.staleness > 0) {
+      absl::StrAppendFormat(&out,
+                            "%-15s versions in place of rounds; updates are %.1f versions old "
+                            "(mean, simulated)\n",
+                            "", r.staleness);
+    }
   }
   return out;
 }
@@ -95,6 +107,7 @@ std::vector<SimFigure> Figures(const std::vector<ArmResult>& results) {
     }
     const auto asked = static_cast<double>(std::max<uint64_t>(r.asked, 1));
     out.push_back({base + "in_share", static_cast<double>(r.accepted) / asked, "", note});
+    out.push_back({base + "updates_per_s", Rate(r), "1/s", note});
   }
   return out;
 }

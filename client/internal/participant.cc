@@ -233,10 +233,10 @@ absl::StatusOr<ModelBytes> Participant::FetchModel(v1::Task* task, const TaskKey
       return model_;
     }  // else it was damaged: the whole one may be had
   }
-  return DownloadModel(key);
+  return DownloadModel(key, task->spec().has_asynchronous());
 }
 
-absl::StatusOr<ModelBytes> Participant::DownloadModel(const TaskKey& key) {
+absl::StatusOr<ModelBytes> Participant::DownloadModel(const TaskKey& key, bool asynchronous) {
   mailbox_->SetWork(key.round, "download");
   model_ = nullptr;  // room for the next one
   model_sha256_.clear();
@@ -261,6 +261,8 @@ absl::StatusOr<ModelBytes> Participant::DownloadModel(const TaskKey& key) {
       return model_;
     }
     error = bytes.status();
+    // Another version has been made since: declined, it is given a task for that.
+    if (asynchronous && absl::IsNotFound(error)) break;
     Pause(Backoff(attempt), interrupted);
   }
   return Annotate(error, absl::StrCat("the base model could not be fetched in ",

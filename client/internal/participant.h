@@ -56,7 +56,7 @@ class Participant final : public Client {
   // --- Tasks.
   std::string WhyNotMine(const v1::RoundSpec& spec) const;  // "": it is
   absl::StatusOr<ModelBytes> FetchModel(v1::Task* task, const TaskKey& key);
-  absl::StatusOr<ModelBytes> DownloadModel(const TaskKey& key);
+  absl::StatusOr<ModelBytes> DownloadModel(const TaskKey& key, bool asynchronous);
   void Keep(std::vector<uint8_t> bytes, const std::string& sha256);
   void Train(const TrainTask& task, const TaskKey& key);
   void Evaluate(const TrainTask& task, const TaskKey& key);

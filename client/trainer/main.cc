@@ -10,6 +10,7 @@
 #include "client/trainer/config.h"
 #include "client/trainer/internal/fleet.h"
 #include "client/trainer/internal/probe.h"
+#include "client/trainer/internal/virtual_run.h"
 
 // Until the fleet catches them: loading LibTorch takes a while, and it starts threads.
 TRIBUTARY_HOLD_END_SIGNALS_FROM_THE_START;
@@ -51,6 +52,15 @@ int Run(const std::string& file, const ConfigOverrides& overrides, bool probe) {
   return (*fleet)->Run().ok() ? kDone : kFailed;
 }
 
+int RunVirtual(const std::string& file, const ConfigOverrides& overrides,
+               const VirtualRunOptions& options) {
+  const auto config = LoadClientConfig(file, overrides);
+  if (!config.ok()) return Refuse(config.status());
+  const absl::Status ran = RunInVirtualTime(*config, options);
+  if (!ran.ok()) std::fprintf(stderr, "%s: %s\n", file.c_str(), Text(ran).c_str());
+  return ran.ok() ? kDone : kFailed;
+}
+
 }  // namespace
 }  // namespace tributary::client::trainer
 
@@ -80,6 +90,19 @@ int Main(int argc, char** argv) {
   app.add_flag("--probe-codecs", probe,
                "train one update, encode it with every codec, print sizes and errors, and end")
       ->excludes(simulate);
+  // Internal: what `tributary bench round --scenario async` starts.
+  tributary::client::trainer::VirtualRunOptions run;
+  run.arm.clear();
+  app.add_option("--virtual-arm", run.arm)
+      ->check(CLI::IsMember({"wait", "adaptive", "async"}))
+      ->needs(simulate)
+      ->group("");
+  app.add_option("--virtual-latencies", run.latencies)->group("");
+  app.add_option("--virtual-buffer", run.buffer)->check(CLI::PositiveNumber)->group("");
+  app.add_option("--virtual-concurrency", run.concurrency)->group("");
+  app.add_option("--virtual-until", run.until)->group("");
+  app.add_option("--virtual-versions", run.most_versions)->group("");
+  app.add_option("--virtual-lr", run.lr)->group("");
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp& help) {
@@ -89,6 +112,10 @@ int Main(int argc, char** argv) {
     return tributary::client::trainer::kBadUsage;
   }
   using namespace tributary::client::trainer;
+  if (!run.arm.empty() && !check) {
+    tributary::ReleaseEndSignals();
+    return RunVirtual(file, overrides, run);
+  }
   return check ? Check(file, overrides) : Run(file, overrides, probe);
 }
 

@@ -6,6 +6,7 @@
 #include "bench/figures.h"
 #include "server/cli/commands.h"
 #include "simulate/arm.h"
+#include "simulate/async_arm.h"
 #include "simulate/report.h"
 
 namespace tributary::cli {
@@ -22,7 +23,8 @@ int Simulate(const SimulateOptions& options) {
     for (const simulate::Policy& policy : simulate::KnownPolicies()) {
       if (policy.name != name) continue;
       for (const std::string& transport : config->transports) {
-        results.push_back(simulate::Arm(*config, policy, transport).Run());
+        results.push_back(policy.asynchronous ? simulate::AsyncArm(*config, transport).Run()
+                                              : simulate::Arm(*config, policy, transport).Run());
       }
     }
   }

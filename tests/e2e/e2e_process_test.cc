@@ -98,7 +98,7 @@ TEST(EndToEnd, CheckNamesMistakesOfAllFilesWithoutStarting) {
   const std::string configs = absl::StrCat(TRIBUTARY_SOURCE_DIR, "/configs/");
   run.Start("good",
             {Cluster::Binary("tributary"), "check", configs + "global.toml", configs + "rack.toml",
-             configs + "flat.toml", configs + "three-tier/region.toml"});
+             configs + "flat.toml", configs + "async.toml", configs + "three-tier/region.toml"});
   EXPECT_EQ(run.ExitCode("good"), 0) << run.Log("good");
   EXPECT_THAT(run.Log("good"), testing::HasSubstr("rack.toml: ok (rack \"rack-0\")"));
   run.Write("bad", "[node]\nname = \"x\"\nparent = \"127.0.0.1:0\"\n");

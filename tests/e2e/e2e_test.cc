@@ -238,6 +238,14 @@ TEST_F(ConfigsTest, FlatRunsToItsEnd) {
   EXPECT_EQ(run_.ExitCode("flat"), 0) << run_.Log("flat");
 }
 
+TEST_F(ConfigsTest, AsyncRunsToItsEnd) {
+  Serve("async.toml");
+  run_.Client("a", {7070}, 5);
+  run_.Client("b", {7070}, 20);
+  run_.Client("c", {7070}, 60);
+  EXPECT_EQ(run_.ExitCode("async"), 0) << run_.Log("async");
+}
+
 TEST_F(ConfigsTest, GlobalAndRackRunToTheirEnd) {
   Serve("global.toml");
   Serve("rack.toml");

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "simulate/arm.h"
+#include "simulate/async_arm.h"
 #include "simulate/clients.h"
 #include "simulate/config.h"
 #include "simulate/report.h"
@@ -214,6 +215,59 @@ TEST(SimulateConfig, ReadsTheExampleAndNamesWhatIsWrong) {
   EXPECT_THAT(error("[clients]\ncount = 5\n[racks]\ncount = 6"), HasSubstr("would have nobody"));
   EXPECT_THAT(error("[clients]\npareto_alpha = 0.5"), HasSubstr("above 1"));
   EXPECT_THAT(error("[clients]\ntrane_s = 5"), HasSubstr("did you mean \"train_s\""));
+}
+
+// Forty alike clients, a buffer of forty: each version takes a training, as a round would.
+TEST(SimulateAsync, ABufferOfEverybodyTakesATraining) {
+  Config c = Plain();
+  c.buffer = 40;
+  const ArmResult r = AsyncArm(c, "roce").Run();
+  EXPECT_THAT(r.round_s, SizeIs(5));
+  EXPECT_THAT(r.round_s, Each(Near(10, 1e-3)));
+  EXPECT_EQ(r.accepted, 200u);
+  EXPECT_EQ(r.staleness, 0);
+  EXPECT_EQ(r.failed, 0u);
+}
+
+// One of four is ten times slower: three quarters of the clients give their updates every 10 s, the
+// others every 100 s. Rounds that wait for all have 40 updates in 100 s.
+TEST(SimulateAsync, TheFastAreNotHeldUpByTheSlow) {
+  Config c = Plain();
+  c.rounds = 60;
+  c.clients.slow_share = 0.25;
+  c.clients.slow_factor = 10;
+  c.buffer = 10;
+  const ArmResult async = AsyncArm(c, "roce").Run();
+  EXPECT_THAT(async.round_s, SizeIs(60));
+  EXPECT_GT(async.staleness, 0);
+  c.rounds = 6;
+  const ArmResult wait = RunOf(c, "wait");
+  const double rate = static_cast<double>(wait.accepted) / wait.virtual_s;
+  EXPECT_NEAR(rate, 0.4, 0.01);
+  EXPECT_GT(static_cast<double>(async.accepted) / async.virtual_s, 5 * rate);
+}
+
+TEST(SimulateAsync, ConcurrencyBoundsWhoTrains) {
+  Config c = Plain();
+  c.rounds = 20;
+  c.buffer = 4;
+  c.concurrency = 8;  // two a rack, 10 s each: 0.8 updates a second
+  const ArmResult r = AsyncArm(c, "roce").Run();
+  EXPECT_NEAR(static_cast<double>(r.accepted) / r.virtual_s, 0.8, 0.1);
+}
+
+TEST(SimulateAsync, TheSameSeedRunsTheSameUnderDeathsAndTails) {
+  Config c = Plain();
+  c.rounds = 30;
+  c.clients.dropout = 0.1;
+  c.clients.pareto_alpha = 1.5;
+  c.clients.round_sigma = 0.3;
+  c.buffer = 8;
+  const ArmResult first = AsyncArm(c, "tcp").Run();
+  EXPECT_EQ(first.trace, AsyncArm(c, "tcp").Run().trace);
+  EXPECT_THAT(first.round_s, SizeIs(30));
+  c.seed = 2;
+  EXPECT_NE(first.trace, AsyncArm(c, "tcp").Run().trace);
 }
 
 }  // namespace

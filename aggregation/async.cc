@@ -1,0 +1,319 @@
+// The buffer's state machine: who trains, what is in, when it closes.
+#include "aggregation/async.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace tributary::aggregation {
+
+using Actions = AsyncMachine::Actions;
+using Kind = AsyncAction::Kind;
+
+// ---- Versions
+
+void AsyncMachine::Restore(const std::vector<Contribution>& counted, uint64_t version) {
+  version_ = version;
+  for (const Contribution& c : counted) counted_.insert({c.base, c.id});
+}
+
+Actions AsyncMachine::Open(const AsyncPlan& plan, uint64_t version, absl::Duration now) {
+  now_ = std::max(now_, now);
+  plan_ = plan;
+  version_ = version;
+  phase_ = Phase::kOpen;
+  closed_by_ = BufferClosedBy::kNotYet;
+  full_ = false;
+  flush_at_ = now_ + plan_.flush_after;
+  collect_until_ = absl::InfiniteDuration();
+  sums_in_.clear();
+  rejected_.clear();
+  stale_ = 0;
+  const uint64_t oldest = version_ > plan_.max_staleness ? version_ - plan_.max_staleness : 0;
+  counted_.erase(counted_.begin(), counted_.lower_bound({oldest, ""}));
+  // Whoever had a task of an older version may have one of this.
+  for (const auto& [order, id] : spent_) {
+    members_.at(id).work = Work::kFree;
+    free_.insert({order, id});
+  }
+  spent_.clear();
+  Actions actions;
+  for (const std::string& id : aggregators_) {
+    State& state = members_.at(id);
+    state.buffered = 0;
+    state.collecting = false;
+    state.tasked = true;
+    actions.push_back({Kind::kTask, id});
+  }
+  return Advance(now, std::move(actions));
+}
+
+void AsyncMachine::Settle(bool applied) {
+  for (const auto& [key, contribution] : in_buffer_) {
+    if (applied) counted_.insert(key);
+    const auto it = members_.find(contribution.id);
+    if (it == members_.end() || it->second.work != Work::kPending) continue;
+    // Where the sum is lost, the same model may be trained from once more.
+    SetWork(contribution.id, it->second, applied ? Work::kSpent : Work::kFree);
+  }
+  in_buffer_.clear();
+  clients_in_buffer_.clear();
+  children_.clear();
+  weight_ = 0;
+  phase_ = Phase::kIdle;
+}
+
+// ---- Members
+
+AsyncMachine::State* AsyncMachine::Find(const std::string& id, uint64_t epoch) {
+  const auto it = members_.find(id);
+  return it == members_.end() || it->second.epoch != epoch ? nullptr : &it->second;
+}
+
+void AsyncMachine::SetWork(const std::string& id, State& state, Work work) {
+  if (state.work == Work::kFree) free_.erase({state.order, id});
+  if (state.work == Work::kSpent) spent_.erase({state.order, id});
+  if (state.work == Work::kBusy) {
+    --busy_;
+    deadlines_.erase({state.due, id});
+  }
+  state.work = work;
+  if (work == Work::kFree) free_.insert({state.order, id});
+  if (work == Work::kSpent) spent_.insert({state.order, id});
+  if (work == Work::kBusy) {
+    ++busy_;
+    deadlines_.insert({state.due, id});
+  }
+}
+
+// What it was to do from version `base` has come to nothing. It is asked again in this version only
+// where that was an older one; and not at all where it has a newer task since.
+void AsyncMachine::Freed(const std::string& id, State& state, uint64_t base) {
+  if (state.work != Work::kBusy && state.work != Work::kOverdue) return;
+  if (base < state.base) return;
+  SetWork(id, state, base < version_ ? Work::kFree : Work::kSpent);
+  due_ = true;
+}
+
+Actions AsyncMachine::Joined(const Member& member, absl::Duration now) {
+  now_ = std::max(now_, now);
+  const auto old = members_.find(member.id);
+  if (old != members_.end() && old->second.epoch > member.epoch) return {};
+  Actions actions;
+  if (old != members_.end()) {
+    if (old->second.aggregator && old->second.epoch < member.epoch) AbortSum(member.id, &actions);
+    if (!old->second.aggregator) SetWork(member.id, old->second, Work::kPending);
+    aggregators_.erase(member.id);
+    members_.erase(old);
+  }
+  State& state = members_[member.id];
+  state.epoch = member.epoch;
+  state.aggregator = member.aggregator;
+  state.order = ++orders_;
+  if (member.aggregator) {
+    aggregators_.insert(member.id);
+    state.tasked = phase_ == Phase::kOpen && !sums_in_.contains(member.id);
+    if (state.tasked) actions.push_back({Kind::kTask, member.id});
+  } else {
+    state.work = Work::kPending;
+    if (!InBuffer(member.id)) SetWork(member.id, state, Work::kFree);
+  }
+  return Advance(now, std::move(actions));
+}
+
+Actions AsyncMachine::Left(const std::string& id, uint64_t epoch, absl::Duration now) {
+  now_ = std::max(now_, now);
+  State* state = Find(id, epoch);
+  if (state == nullptr) return {};
+  Actions actions;
+  if (state->aggregator) {
+    AbortSum(id, &actions);
+    aggregators_.erase(id);
+  } else {
+    SetWork(id, *state, Work::kPending);  // off all lists; what it sends may outlive its session
+  }
+  members_.erase(id);
+  return Advance(now, std::move(actions));
+}
+
+Actions AsyncMachine::Declined(const std::string& id, uint64_t epoch, absl::Duration now) {
+  now_ = std::max(now_, now);
+  State* state = Find(id, epoch);
+  if (state == nullptr) return {};
+  state->missed = false;
+  if (state->aggregator) {
+    state->collecting = state->tasked = false;
+    state->buffered = 0;
+  } else {
+    Freed(id, *state, state->base);
+  }
+  return Advance(now);
+}
+
+Actions AsyncMachine::Buffered(const std::string& id, uint64_t epoch, uint64_t version,
+                               uint64_t clients, absl::Duration now) {
+  now_ = std::max(now_, now);
+  State* state = Find(id, epoch);
+  if (state == nullptr || !state->aggregator || version != version_) return {};
+  state->missed = false;
+  // A word on an earlier buffer may have come late: who has something does take part.
+  if (phase_ == Phase::kOpen && clients > 0 && !sums_in_.contains(id)) state->tasked = true;
+  if (!state->tasked) return {};
+  state->buffered = clients;
+  return Advance(now);
+}
+
+bool AsyncMachine::Idle(const std::string& id) const {
+  const auto it = members_.find(id);
+  return it == members_.end() || it->second.aggregator ||
+         (it->second.work != Work::kBusy && it->second.work != Work::kOverdue);
+}
+
+// ---- Time
+
+std::optional<absl::Duration> AsyncMachine::NextTimer() const {
+  absl::Duration next = deadlines_.empty() ? absl::InfiniteDuration() : deadlines_.begin()->first;
+  if (due_) next = now_;
+  if (phase_ == Phase::kOpen) next = std::min(next, flush_at_);
+  if (phase_ == Phase::kCollecting) next = std::min(next, collect_until_);
+  if (next == absl::InfiniteDuration()) return std::nullopt;
+  return next;
+}
+
+Actions AsyncMachine::Timer(absl::Duration now) {
+  now_ = std::max(now_, now);
+  Actions actions;
+  while (!deadlines_.empty() && deadlines_.begin()->first <= now_) {
+    const std::string id = deadlines_.begin()->second;
+    SetWork(id, members_.at(id), Work::kOverdue);
+  }
+  if (phase_ == Phase::kOpen && flush_at_ <= now_) {
+    if (buffered() > 0) {
+      StartClosing(BufferClosedBy::kFlush, &actions);
+    } else {
+      actions.push_back({Kind::kStarved});
+      flush_at_ = now_ + plan_.flush_after;
+    }
+  }
+  if (phase_ == Phase::kCollecting && collect_until_ <= now_) {
+    // A sum that is on its way is waited for: its link has a time-out of its own.
+    for (const std::string& id : aggregators_) {
+      State& state = members_.at(id);
+      if (state.collecting && !receiving_.contains(id)) {
+        state.collecting = false;
+        state.missed = true;
+      }
+    }
+    collect_until_ = now_ + plan_.collect_within;
+  }
+  return Advance(now, std::move(actions));
+}
+
+Actions AsyncMachine::Close(absl::Duration now) {
+  now_ = std::max(now_, now);
+  Actions actions;
+  if (phase_ == Phase::kOpen) StartClosing(BufferClosedBy::kTold, &actions);
+  return Advance(now, std::move(actions));
+}
+
+// ---- The buffer
+
+uint64_t AsyncMachine::buffered() const {
+  uint64_t clients = in_buffer_.size();
+  for (const std::string& id : aggregators_) {
+    const State& state = members_.at(id);
+    if (state.tasked && !sums_in_.contains(id)) clients += state.buffered;
+  }
+  return clients;
+}
+
+void AsyncMachine::StartClosing(BufferClosedBy why, Actions* actions) {
+  phase_ = Phase::kCollecting;
+  closed_by_ = why;
+  collect_until_ = now_ + plan_.collect_within;
+  for (const std::string& id : aggregators_) {
+    State& state = members_.at(id);
+    if (!state.tasked || state.missed || sums_in_.contains(id)) continue;
+    state.collecting = true;
+    actions->push_back({Kind::kCollect, id});
+  }
+}
+
+void AsyncMachine::StopCollecting(Actions* actions) {
+  phase_ = Phase::kClosing;
+  for (const std::string& id : aggregators_) {
+    AbortSum(id, actions);
+    members_.at(id).tasked = false;
+  }
+}
+
+// Nobody is left from whom more could come before the next version. Of a rack's clients nothing is
+// known.
+bool AsyncMachine::Everyone() const {
+  return plan_.buffer > 0 && aggregators_.empty() && busy_ == 0 && free_.empty() &&
+         receiving_.empty() && folding_ == 0 && !in_buffer_.empty();
+}
+
+void AsyncMachine::HandOut(Actions* actions) {
+  while (phase_ == Phase::kOpen && !free_.empty() &&
+         (plan_.concurrency == 0 || busy_ < plan_.concurrency)) {
+    const std::string id = free_.begin()->second;
+    State& state = members_.at(id);
+    SetWork(id, state, Work::kPending);
+    state.order = ++orders_;
+    state.base = version_;
+    state.due = now_ + plan_.task_limit;
+    SetWork(id, state, Work::kBusy);
+    actions->push_back({Kind::kTask, id});
+  }
+}
+
+Actions AsyncMachine::Advance(absl::Duration now, Actions actions) {
+  now_ = std::max(now_, now);
+  due_ = false;
+  if (phase_ == Phase::kOpen) {
+    if (plan_.buffer > 0 && buffered() >= plan_.buffer) {
+      StartClosing(BufferClosedBy::kFull, &actions);
+    } else if (full_) {
+      StartClosing(BufferClosedBy::kWeight, &actions);
+    } else if (Everyone()) {
+      StartClosing(BufferClosedBy::kEveryone, &actions);
+    }
+  }
+  if (phase_ == Phase::kCollecting && Collecting().empty()) StopCollecting(&actions);
+  if (phase_ == Phase::kClosing && folding_ == 0) {
+    phase_ = Phase::kClosed;
+    actions.push_back({Kind::kClosed});
+  }
+  HandOut(&actions);  // last: where the buffer has just closed, a newer model is about to come
+  return actions;
+}
+
+std::vector<std::string> AsyncMachine::Collecting() const {
+  std::vector<std::string> out;
+  for (const std::string& id : aggregators_) {
+    if (members_.at(id).collecting) out.push_back(id);
+  }
+  return out;
+}
+
+AsyncResult AsyncMachine::Result() const {
+  AsyncResult result;
+  for (const auto& [key, contribution] : in_buffer_) result.contributions.push_back(contribution);
+  std::sort(result.contributions.begin(), result.contributions.end());
+  result.weight = weight_;
+  result.children.assign(children_.begin(), children_.end());
+  result.rejected = rejected_;
+  result.stale = stale_;
+  result.closed_by = closed_by_;
+  return result;
+}
+
+std::vector<Contribution> AsyncMachine::Counted() const {
+  std::vector<Contribution> out;
+  for (const auto& [base, id] : counted_) out.push_back({.id = id, .base = base});
+  return out;
+}
+
+}  // namespace tributary::aggregation
