@@ -110,7 +110,7 @@ TEST(TopK, WarmUpFallsByTheSameFactorEachRound) {
   const std::vector<float> x = RandomFloats(5, 3200);
   for (const auto& [round, k] :
        {std::pair{1u, 1280u}, {2u, 320u}, {3u, 80u}, {4u, 20u}, {99u, 20u}}) {
-    const auto plan = codec->PlanAt(x, round);
+    const auto plan = codec->Plan(x, {.round = round});
     ASSERT_TRUE(plan.ok()) << plan.status();
     const auto kept =
         Decoded(*Make("topk(1)"), Encode(*Make("topk(1)"), x, {.plan = &*plan}), 3200);
