@@ -1,5 +1,6 @@
 // The sending side: cuts tensors into segments and encodes them.
 #include <algorithm>
+#include <map>
 
 #include "absl/strings/str_cat.h"
 #include "aggregation/internal/text.h"
@@ -53,15 +54,20 @@ absl::Status EmitSegment(uint32_t tensor, CodecId codec, uint32_t parameter, uin
   return emit(std::move(segment));
 }
 
+// `context.plan` null: x is planned here.
 absl::Status EncodeFloats(const TensorSpec& tensor, const compression::Codec& any_shape,
                           compression::EncodeContext context, std::span<const float> x,
                           std::span<float> residual, const Emit& emit) {
   const auto shaped = any_shape.ForShape(tensor.shape);
   const compression::Codec& codec = shaped == nullptr ? any_shape : *shaped;
   const uint64_t most = ElementsPerSegment(codec);
-  absl::StatusOr<compression::TensorPlan> plan = codec.Plan(x, context);
-  if (!plan.ok()) return Annotate(plan.status(), TensorText(tensor));
-  context.plan = &*plan;
+  compression::TensorPlan own;
+  if (context.plan == nullptr) {
+    absl::StatusOr<compression::TensorPlan> plan = codec.Plan(x, context);
+    if (!plan.ok()) return Annotate(plan.status(), TensorText(tensor));
+    own = *std::move(plan);
+    context.plan = &own;
+  }
   for (uint64_t first = 0; first < x.size(); first += most) {
     const uint64_t count = std::min<uint64_t>(most, x.size() - first);
     std::vector<uint8_t> segment;
@@ -92,10 +98,56 @@ absl::Status EncodeInts(uint32_t tensor, std::span<const int64_t> x, const Emit&
   return absl::OkStatus();
 }
 
+// The deltas of tensors whose codecs choose among all of a model, and what they chose.
+struct SharedPlans {
+  struct Entry {
+    std::span<const float> x;
+    compression::TensorPlan plan;
+  };
+  std::map<uint32_t, Entry> entries;  // by tensor
+  const Entry* Find(uint32_t tensor) const {
+    const auto it = entries.find(tensor);
+    return it == entries.end() ? nullptr : &it->second;
+  }
+};
+
+absl::StatusOr<std::span<const float>> FloatsOf(const ModelLayout& layout, uint32_t t,
+                                                DeltaSource& deltas) {
+  ASSIGN_OR_RETURN(const std::span<const float> x, deltas.Floats(t));
+  RETURN_IF_ERROR(CheckLength(layout.tensors()[t], "delta", x.size(), layout.TensorElements(t)));
+  return x;
+}
+
+template <class CodecOf>
+absl::StatusOr<SharedPlans> PlanShared(const ModelLayout& layout, CodecOf codec_of, uint32_t round,
+                                       DeltaSource& deltas) {
+  SharedPlans shared;
+  // Tensors of one codec are chosen from together, as one rule names it for them.
+  std::map<const compression::Codec*, std::vector<uint32_t>> groups;
+  for (uint32_t t = 0; t < layout.tensors().size(); ++t) {
+    const TensorSpec& tensor = layout.tensors()[t];
+    if (tensor.policy == Policy::kSkip || !IsFloat(tensor.dtype)) continue;
+    const compression::Codec& codec = *codec_of(t).codec;
+    if (codec.SharedFraction(round) > 0) groups[&codec].push_back(t);
+  }
+  for (const auto& [codec, tensors] : groups) {
+    std::vector<std::span<const float>> all;
+    for (const uint32_t t : tensors) {
+      ASSIGN_OR_RETURN(const std::span<const float> x, FloatsOf(layout, t, deltas));
+      all.push_back(x);
+    }
+    const std::vector<compression::TensorPlan> plans =
+        compression::PlanTogether(all, codec->SharedFraction(round));
+    for (size_t i = 0; i < tensors.size(); ++i) shared.entries[tensors[i]] = {all[i], plans[i]};
+  }
+  return shared;
+}
+
 // codec_of(tensor) is a TensorCodec.
 template <class CodecOf>
 absl::Status EncodeTensors(const ModelLayout& layout, CodecOf codec_of, const EncodeKeys& keys,
                            uint32_t round, DeltaSource& deltas, const Emit& emit) {
+  ASSIGN_OR_RETURN(const SharedPlans shared, PlanShared(layout, codec_of, round, deltas));
   for (uint32_t t = 0; t < layout.tensors().size(); ++t) {
     const TensorSpec& tensor = layout.tensors()[t];
     const uint64_t elements = layout.TensorElements(t);
@@ -106,10 +158,14 @@ absl::Status EncodeTensors(const ModelLayout& layout, CodecOf codec_of, const En
       RETURN_IF_ERROR(EncodeInts(t, x, emit));
       continue;
     }
-    ASSIGN_OR_RETURN(const std::span<const float> x, deltas.Floats(t));
-    RETURN_IF_ERROR(CheckLength(tensor, "delta", x.size(), elements));
-    const auto& [codec, feedback] = codec_of(t);
-    const std::span<float> residual = feedback ? deltas.Residual(t) : std::span<float>();
+    const SharedPlans::Entry* const planned = shared.Find(t);
+    std::span<const float> x = planned == nullptr ? std::span<const float>() : planned->x;
+    if (planned == nullptr) {
+      ASSIGN_OR_RETURN(x, FloatsOf(layout, t, deltas));
+    }
+    const compression::TensorCodec& chosen = codec_of(t);
+    const std::span<float> residual =
+        chosen.error_feedback ? deltas.Residual(t) : std::span<float>();
     if (!residual.empty())
       RETURN_IF_ERROR(CheckLength(tensor, "residual", residual.size(), elements));
     compression::EncodeContext context;
@@ -117,11 +173,12 @@ absl::Status EncodeTensors(const ModelLayout& layout, CodecOf codec_of, const En
     context.shared_key = keys.shared;
     context.round = round;
     context.tensor = t;
-    if (feedback) {
+    if (chosen.error_feedback) {
       context.warm = deltas.Warm(t);
       context.next_warm = deltas.NextWarm(t);
     }
-    RETURN_IF_ERROR(EncodeFloats(tensor, *codec, context, x, residual, emit));
+    if (planned != nullptr) context.plan = &planned->plan;
+    RETURN_IF_ERROR(EncodeFloats(tensor, *chosen.codec, context, x, residual, emit));
   }
   return absl::OkStatus();
 }

@@ -148,11 +148,13 @@ class Optimizer final : public ServerOptimizer {
     const TensorSpec& tensor = layout_->tensors()[tile.tensor];
     const uint64_t at =
         layout_->TensorByteOffset(tile.tensor) + tile.first * DTypeBytes(tensor.dtype);
+    const std::span<const int64_t> sums = round.sums.empty() ? round.sum.sums() : round.sums;
+    const uint64_t own = round.tensor_weights.empty() ? 0 : round.tensor_weights[tile.tensor];
     const TileJob job{.tensor = &tensor,
                       .first = tile.first,
                       .count = tile.count,
-                      .sums = round.sum.sums().data() + tile.offset,
-                      .weight = round.weight,
+                      .sums = sums.data() + tile.offset,
+                      .weight = own == 0 ? round.weight : own,
                       .base = base + at,
                       .next = next + at};
     if (!IsFloat(tensor.dtype)) return internal::MoveIntegers(job);
@@ -266,6 +268,11 @@ std::map<std::string, std::string> Optimizer::State() const {
 }
 
 absl::Status Optimizer::Restore(const std::map<std::string, std::string>& state) {
+  if (state.contains("ef21")) {
+    return absl::InvalidArgumentError(
+        "the checkpoint has the clients' estimates of ef21, and the config's codec is without; "
+        "give [compression] codec its ef21 back, or the run another name");
+  }
   if (const std::string owner = OwnerOf(state); owner != options_.name) {
     return absl::InvalidArgumentError(
         absl::StrCat("the checkpoint was written under the server optimizer ",

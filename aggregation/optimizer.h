@@ -41,6 +41,9 @@ struct RoundSum {
   uint64_t weight = 0;  // W
   uint64_t round = 1;   // from 1: the schedule's time
   double scale = 1;     // times the mean of floats: FedNova's effective steps
+  // In place of what `sum` holds, and of W for single tensors (0: W); empty: as above.
+  std::span<const int64_t> sums = {};
+  std::span<const uint64_t> tensor_weights = {};
 };
 
 // Not thread-safe.

@@ -105,7 +105,9 @@ uint64_t MaxEncodedBytes(const ModelLayout& layout);
 
 // The sending side: encodes a delta into whole segments.
 // `floats` holds tensor i's delta (TensorElements(i) floats) when it is a float tensor, `ints` when
-// not; the accessors are called once a tensor, in order; SKIP tensors are not asked for. `emit`
+// not; the accessors are called once a tensor, in order, but of tensors that a codec chooses from
+// together (Codec::SharedFraction) before the others; what they return must live until the end of
+// the call. SKIP tensors are not asked for. `emit`
 // gets the encoding of one segment (header and payload) at a time, in order. `residual`, when
 // given, gets each tensor's x - decode(encode(x)).
 struct DeltaSource {

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -28,10 +29,12 @@ class SyntheticDeltas final : public aggregation::DeltaSource {
  public:
   explicit SyntheticDeltas(const aggregation::ModelLayout& layout) : layout_(layout) {}
   absl::StatusOr<std::span<const float>> Floats(uint32_t tensor) override {
-    floats_.resize(layout_.TensorElements(tensor));
+    // Each tensor's own: codecs that choose among all tensors hold on to them.
+    std::vector<float>& floats = floats_[tensor];
+    floats.resize(layout_.TensorElements(tensor));
     PhiloxStream random(7, tensor);
-    for (float& x : floats_) x = static_cast<float>((random.NextDouble() - 0.5) * 0.02);
-    return std::span<const float>(floats_);
+    for (float& x : floats) x = static_cast<float>((random.NextDouble() - 0.5) * 0.02);
+    return std::span<const float>(floats);
   }
   absl::StatusOr<std::span<const int64_t>> Ints(uint32_t tensor) override {
     ints_.assign(layout_.TensorElements(tensor), 1);
@@ -40,7 +43,7 @@ class SyntheticDeltas final : public aggregation::DeltaSource {
 
  private:
   const aggregation::ModelLayout& layout_;
-  std::vector<float> floats_;
+  std::map<uint32_t, std::vector<float>> floats_;
   std::vector<int64_t> ints_;
 };
 

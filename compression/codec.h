@@ -134,6 +134,9 @@ class Codec {
   virtual absl::StatusOr<TensorPlan> Plan(std::span<const float>, const EncodeContext&) const {
     return TensorPlan{};
   }
+  // Above 0: the codec keeps this share of the elements of all its tensors together, and who
+  // encodes a model plans them with PlanTogether. 0: each tensor is planned alone.
+  virtual double SharedFraction(uint32_t /*round*/) const { return 0; }
 
   // Appends the encoding of x to `out`. When `residual` is not empty it has x.size() elements and
   // receives x - decode(encode(x)), what error feedback carries over; it may be x's own memory.
@@ -182,6 +185,12 @@ class Codec {
 // "topk(0.01, values=ternary)", ...; README.md lists the codecs and their parameters.
 // INVALID_ARGUMENT names the spec, what is wrong and what is known.
 absl::StatusOr<std::shared_ptr<const Codec>> MakeCodec(std::string_view spec);
+
+// Plans by which the tensors together keep the max(1, round(fraction * elements)) elements that are
+// largest in magnitude, of equal ones the first in order; zeros never. Elements may be anything:
+// Encode refuses what is not finite.
+std::vector<TensorPlan> PlanTogether(std::span<const std::span<const float>> tensors,
+                                     double fraction);
 
 // How a codec is written in a spec: "int8(block=128, rounding=stochastic|nearest)"; "" for an
 // unknown name.

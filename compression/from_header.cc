@@ -76,7 +76,7 @@ CodecPtr FromParameter(CodecId id, uint32_t p) {
     case CodecId::kSign:
       return SignFromParameter(p);
     case CodecId::kTopK:
-      return p <= 3 ? MakeTopK(1, static_cast<SparseValues>(p)) : nullptr;
+      return p <= 3 ? MakeTopK({.values = static_cast<SparseValues>(p)}) : nullptr;
     case CodecId::kFp8:
       return Fp8FromParameter(p);
     case CodecId::kMxFp8:

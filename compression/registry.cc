@@ -54,7 +54,25 @@ CodecOr ParseSign(SpecStage* s) {
 CodecOr ParseTopK(SpecStage* s) {
   ASSIGN_OR_RETURN(const double fraction, s->TakeFraction(1));
   ASSIGN_OR_RETURN(const int values, s->TakeWord("values", {"fp32", "fp16", "int8", "ternary"}));
-  return MakeTopK(fraction, static_cast<SparseValues>(values));
+  TopKOptions options{.fraction = fraction, .values = static_cast<SparseValues>(values)};
+  ASSIGN_OR_RETURN(options.gain, s->TakeDecimal("gain", 1, 1, 4));
+  if (options.gain != 1 && options.values != SparseValues::kTernary) {
+    return s->Bad(
+        "gain is of values=ternary, whose one magnitude it raises; the others send "
+        "values as they are");
+  }
+  ASSIGN_OR_RETURN(options.warmup, s->TakeNumber("warmup", 0, 0, 1'000'000));
+  ASSIGN_OR_RETURN(options.from, s->TakeDecimal("from", 0.25, 0, 1));  // DGC's: 75 % sparse
+  if (options.warmup > 0 && fraction >= options.from) {
+    return s->Bad(absl::StrCat("warmup falls from=", options.from, " to the fraction, and ",
+                               fraction, " is not less"));
+  }
+  if (options.warmup == 0 && options.from != 0.25) {
+    return s->Bad("from says where warmup=ROUNDS begins, and there is none");
+  }
+  ASSIGN_OR_RETURN(const int across, s->TakeWord("across", {"tensor", "model"}));
+  options.whole_model = across == 1;
+  return MakeTopK(options);
 }
 
 CodecOr ParseRandK(SpecStage* s) {
@@ -123,7 +141,10 @@ const std::map<std::string, Entry>& Entries() {
       {"int4", {ParseInt, "int4(block=128, rounding=stochastic|nearest)"}},
       {"int2", {ParseInt, "int2(block=128, rounding=stochastic|nearest)"}},
       {"sign", {ParseSign, "sign(block=1024) or sign(mode=vote, step=2^-10)"}},
-      {"topk", {ParseTopK, "topk(FRACTION, values=fp32|fp16|int8|ternary)"}},
+      {"topk",
+       {ParseTopK,
+        "topk(FRACTION, values=fp32|fp16|int8|ternary, across=tensor|model, gain=1, warmup=0, "
+        "from=0.25)"}},
       {"randk", {ParseRandK, "randk(FRACTION, values=fp32|fp16, scaled=yes|no)"}},
       {"fp8", {ParseFp8, "fp8(format=e4m3|e5m2, block=128)"}},
       {"mxfp8", {ParseFp8, "mxfp8(format=e4m3|e5m2)"}},

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
@@ -245,35 +246,74 @@ void ReadIndices(const TileEntry& entry, const uint8_t* p, uint16_t* out) {
   }
 }
 
-TensorPlan SelectLargest(std::span<const float> x, uint64_t k) {
-  // The k-th largest |bits| by counting, eleven bits at a time (31 in all).
+namespace {
+
+// The k-th largest |bits|, and how many of exactly that are among the k.
+struct Threshold {
+  uint32_t bits = 0;
+  uint64_t ties = 0;
+};
+
+// By counting, eleven bits at a time (31 in all).
+Threshold FindThreshold(std::span<const std::span<const float>> parts, uint64_t k) {
   constexpr int kShifts[] = {20, 10, 0};
   constexpr int kWidths[] = {11, 10, 10};
-  uint32_t prefix = 0;
-  uint64_t left = k;  // of those that share the prefix
+  Threshold found{0, k};
   for (int pass = 0; pass < 3; ++pass) {
     std::array<uint64_t, 2048> counts{};
     const int above = kShifts[pass] + kWidths[pass];
-    for (const float v : x) {
-      const uint32_t bits = std::bit_cast<uint32_t>(v) & 0x7FFFFFFF;
-      if (pass == 0 || bits >> above == prefix) {
-        ++counts[bits >> kShifts[pass] & ((1u << kWidths[pass]) - 1)];
+    for (const std::span<const float> x : parts) {
+      for (const float v : x) {
+        const uint32_t bits = std::bit_cast<uint32_t>(v) & 0x7FFFFFFF;
+        if (pass == 0 || bits >> above == found.bits) {
+          ++counts[bits >> kShifts[pass] & ((1u << kWidths[pass]) - 1)];
+        }
       }
     }
     uint32_t digit = (1u << kWidths[pass]) - 1;
-    while (digit > 0 && counts[digit] < left) left -= counts[digit--];
-    prefix = prefix << kWidths[pass] | digit;
+    while (digit > 0 && counts[digit] < found.ties) found.ties -= counts[digit--];
+    found.bits = found.bits << kWidths[pass] | digit;
   }
+  return found;
+}
+
+// `ties` is lowered by the ties that x has among its own.
+TensorPlan PlanBy(const Threshold& threshold, std::span<const float> x, uint64_t* ties) {
   TensorPlan plan;
-  plan.threshold = prefix;
-  if (prefix == 0) {  // fewer than k are not zero: all those, no tie
-    return plan;
-  }
-  for (uint64_t i = 0; i < x.size() && left > 0; ++i) {
-    if ((std::bit_cast<uint32_t>(x[i]) & 0x7FFFFFFF) == prefix && --left == 0)
-      plan.ties_end = i + 1;
+  plan.threshold = threshold.bits;
+  if (threshold.bits == 0) return plan;  // fewer than k are not zero: all those, no tie
+  for (uint64_t i = 0; i < x.size() && *ties > 0; ++i) {
+    if ((std::bit_cast<uint32_t>(x[i]) & 0x7FFFFFFF) != threshold.bits) continue;
+    --*ties;
+    plan.ties_end = i + 1;
   }
   return plan;
+}
+
+}  // namespace
+
+TensorPlan SelectLargest(std::span<const float> x, uint64_t k) {
+  Threshold threshold = FindThreshold({&x, 1}, k);
+  return PlanBy(threshold, x, &threshold.ties);
+}
+
+uint64_t CountKept(double fraction, uint64_t elements) {
+  const double wished = std::round(fraction * static_cast<double>(elements));
+  return static_cast<uint64_t>(
+      std::clamp(wished, 1.0, static_cast<double>(std::max<uint64_t>(elements, 1))));
+}
+
+std::vector<TensorPlan> PlanTogether(std::span<const std::span<const float>> tensors,
+                                     double fraction) {
+  uint64_t elements = 0;
+  for (const std::span<const float> x : tensors) elements += x.size();
+  std::vector<TensorPlan> plans(tensors.size());
+  if (elements == 0) return plans;
+  Threshold threshold = FindThreshold(tensors, CountKept(fraction, elements));
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    plans[i] = PlanBy(threshold, tensors[i], &threshold.ties);
+  }
+  return plans;
 }
 
 }  // namespace tributary::compression

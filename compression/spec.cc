@@ -82,6 +82,15 @@ absl::StatusOr<uint32_t> SpecStage::TakeNumber(absl::string_view key, uint32_t u
   return Bad(absl::StrCat(key, "=", *value, " is not a number from ", least, " to ", most));
 }
 
+absl::StatusOr<double> SpecStage::TakeDecimal(absl::string_view key, double usual, double least,
+                                              double most) {
+  const std::optional<std::string> value = Take(key);
+  if (!value.has_value()) return usual;
+  double number = 0;
+  if (absl::SimpleAtod(*value, &number) && number >= least && number <= most) return number;
+  return Bad(absl::StrCat(key, "=", *value, " is not a number from ", least, " to ", most));
+}
+
 absl::StatusOr<int> SpecStage::TakeStep(int usual, int most) {
   const std::optional<std::string> value = Take("step");
   // "auto": the root puts what it finds into the round's spec (compression/agreed.h).

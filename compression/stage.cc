@@ -55,6 +55,7 @@ class StageCodec final : public Codec {
                                   const EncodeContext& context) const override {
     return inner_->Plan(x, context);
   }
+  double SharedFraction(uint32_t round) const override { return inner_->SharedFraction(round); }
 
   absl::Status Encode(std::span<const float> x, const EncodeContext& context,
                       std::vector<uint8_t>* out, std::span<float> residual) const override {

@@ -96,14 +96,15 @@ class Reader {
 
 class TopKCodec final : public Codec {
  public:
-  TopKCodec(double fraction, SparseValues values) : fraction_(fraction), values_(values) {
+  explicit TopKCodec(const TopKOptions& options) : options_(options), values_(options.values) {
     capabilities_ = {.id = CodecId::kTopK,
                      .name = "topk",
                      .linear = false,
                      .unbiased = false,
                      .needs_error_feedback = true,
                      .deterministic = true,
-                     .minimum_elements = kSmallTensorElements};
+                     // With one threshold for all, small tensors get what is theirs.
+                     .minimum_elements = options.whole_model ? 0 : kSmallTensorElements};
   }
   const Capabilities& capabilities() const override { return capabilities_; }
   uint32_t parameter() const override { return static_cast<uint32_t>(values_); }
@@ -115,12 +116,14 @@ class TopKCodec final : public Codec {
     return ScaleBytes() + TilesOf(n) * (4 + kBitmapBytes + ValueBytes(values_, tile));
   }
 
-  absl::StatusOr<TensorPlan> Plan(std::span<const float> x, const EncodeContext&) const override {
+  absl::StatusOr<TensorPlan> Plan(std::span<const float> x,
+                                  const EncodeContext& context) const override {
     RETURN_IF_ERROR(Check(x));
-    const double wished = std::round(fraction_ * static_cast<double>(x.size()));
-    const auto k =
-        static_cast<uint64_t>(std::clamp(wished, 1.0, static_cast<double>(x.size() + 1)));
-    return x.empty() ? TensorPlan{} : SelectLargest(x, std::min<uint64_t>(k, x.size()));
+    const double fraction = FractionAt(context.round);
+    return x.empty() ? TensorPlan{} : SelectLargest(x, CountKept(fraction, x.size()));
+  }
+  double SharedFraction(uint32_t round) const override {
+    return options_.whole_model ? FractionAt(round) : 0;
   }
 
   absl::Status Encode(std::span<const float> x, const EncodeContext& context,
@@ -131,6 +134,14 @@ class TopKCodec final : public Codec {
   void Decode(const PiecedBytes& payload, std::span<float> out) const override;
 
  private:
+  // Falls by the same factor each round of the warm-up, from `from` in the first to the fraction in
+  // the one after it, as in Deep Gradient Compression (Lin et al., ICLR 2018, section 3.3).
+  double FractionAt(uint32_t round) const {
+    if (round > options_.warmup) return options_.fraction;
+    const double left = static_cast<double>(options_.warmup + 1 - std::max(round, 1u)) /
+                        static_cast<double>(options_.warmup);
+    return options_.fraction * std::pow(options_.from / options_.fraction, left);
+  }
   size_t ScaleBytes() const { return values_ >= SparseValues::kInt8 ? 4 : 0; }
   absl::Status Check(std::span<const float> x) const {
     const uint32_t limit =
@@ -153,13 +164,18 @@ class TopKCodec final : public Codec {
   absl::Status CheckTile(const TileEntry& entry, const uint8_t* p, uint32_t length, float scale,
                          double bound, uint16_t* places) const;
 
-  const double fraction_;
+  const TopKOptions options_;
   const SparseValues values_;
   Capabilities capabilities_;
 };
 
 float TopKCodec::Scale(const std::vector<float>& kept) const {
-  if (values_ == SparseValues::kTernary) return MeanMagnitude(kept.data(), kept.size());
+  if (values_ == SparseValues::kTernary) {
+    const float mean = MeanMagnitude(kept.data(), kept.size());
+    if (options_.gain == 1) return mean;
+    // Finite: kept values are below 2^127, and a gain is 4 at most. What it would pass is cut off.
+    return static_cast<float>(std::min(options_.gain * static_cast<double>(mean), 0x1p127));
+  }
   return ScaleFor(std::bit_cast<float>(MaxMagnitudeOf(kept.data(), kept.size())), 127.0f);
 }
 
@@ -402,8 +418,8 @@ void TopKCodec::Decode(const PiecedBytes& payload, std::span<float> out) const {
 
 }  // namespace
 
-std::shared_ptr<const Codec> MakeTopK(double fraction, SparseValues values) {
-  return std::make_shared<TopKCodec>(fraction, values);
+std::shared_ptr<const Codec> MakeTopK(const TopKOptions& options) {
+  return std::make_shared<TopKCodec>(options);
 }
 
 }  // namespace tributary::compression

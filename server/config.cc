@@ -277,6 +277,30 @@ void ReadAsync(TomlReader& toml, const Config& config, AsyncConfig* a) {
                             mode, "\" weighs old updates less: set fednova = 0"));
 }
 
+// What ef21 needs and excludes.
+void ReadEf21(TomlReader& toml, bool ef21, Config* c) {
+  uint64_t& population = c->compression.population_weight;
+  ReadIn(toml, "compression", "population_weight", &population, 1, 0x1p50);
+  const bool given = toml.Has("compression", "population_weight");
+  toml.Require(ef21 || !given, "compression", "population_weight",
+               "[compression] population_weight does nothing without ef21 in codec: remove it");
+  if (!ef21) return;
+  toml.Require(given, "compression", "codec",
+               "[compression] codec: ef21 averages over all clients' estimates: give "
+               "population_weight, the examples of all clients together");
+  toml.Require(
+      !given || population <= c->aggregation.max_round_weight, "compression", "population_weight",
+      absl::StrCat("[compression] population_weight = ", population,
+                   " passes [aggregation] max_round_weight = ", c->aggregation.max_round_weight,
+                   ", by which sums are proved not to overflow: raise that"));
+  toml.Require(c->straggler.late != "carry", "compression", "codec",
+               "[compression] codec: ef21 needs each client's weight to stay what it is, and "
+               "[straggler] late = \"carry\" weighs late updates less: set late = \"drop\"");
+  toml.Require(c->aggregation.mode == "sync", "compression", "codec",
+               "[compression] codec: ef21 needs each client's weight to stay what it is, and "
+               "asynchronous rounds weigh old updates less: set [aggregation] mode = \"sync\"");
+}
+
 void ReadRoundSections(TomlReader& toml, Config* c) {
   ReadIn(toml, "cohort", "minimum", &c->cohort.minimum, 1, 1e9);
   ReadIn(toml, "cohort", "maximum", &c->cohort.maximum, 0, 1e9);
@@ -291,6 +315,8 @@ void ReadRoundSections(TomlReader& toml, Config* c) {
   if (const auto codec = compression::CodecPolicy::Parse(c->compression.codec); !codec.ok()) {
     toml.Complain("compression", "codec",
                   absl::StrCat("[compression] codec: ", codec.status().message()));
+  } else {
+    ReadEf21(toml, (*codec)->estimates(), c);
   }
   toml.Read("checkpoint", "directory", &c->checkpoint.directory);
   toml.Require(!c->checkpoint.directory.empty(), "checkpoint", "directory",

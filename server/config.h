@@ -143,6 +143,8 @@ struct StragglerConfig {              // [straggler]
 
 struct CompressionConfig {  // [compression]
   std::string codec = "fp32";
+  // ef21: the examples of all clients together, those that a round does not ask among them.
+  uint64_t population_weight = 0;
 };
 
 struct CheckpointConfig {  // [checkpoint]

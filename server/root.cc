@@ -7,11 +7,14 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_join.h"
+#include "aggregation/ef21.h"
 #include "aggregation/fednova.h"
+#include "aggregation/in_planes.h"
 #include "aggregation/optimizer.h"
 #include "aggregation/sketches.h"
 #include "base/status.h"
 #include "compression/agreed.h"
+#include "compression/policy.h"
 #include "models/builtin.h"
 #include "models/safetensors.h"
 #include "server/checkpoint.h"
@@ -82,7 +85,8 @@ class Root final : public NodeBase {
                                       .beta2 = a.server_beta2,
                                       .tau = a.server_tau,
                                       .threads = FoldWorkers(c_.limits)},
-                                     std::move(layout)));
+                                     layout));
+    RETURN_IF_ERROR(AddEstimates(layout));
     if (optimizer_->state_bytes() <= kMostStateBytes) return absl::OkStatus();
     return absl::FailedPreconditionError(absl::StrCat(
         "the moments of [aggregation] optimizer = \"", a.optimizer, "\" have ",
@@ -101,6 +105,45 @@ class Root final : public NodeBase {
     if (sketches_->State().size() <= kMostStateBytes / 2) return absl::OkStatus();
     return absl::FailedPreconditionError(
         "the sketches' cells are too many for a checkpoint's state; take a smaller fraction");
+  }
+
+  // Where the codec of some tensor is with dct.
+  absl::Status AddPlanes(const compression::CodecPolicy& codec,
+                         const std::shared_ptr<const aggregation::ModelLayout>& layout) {
+    if (!codec.transforms()) return absl::OkStatus();
+    std::vector<compression::PlaneShape> planes(layout->tensors().size());
+    for (uint32_t t = 0; t < planes.size(); ++t) {
+      const aggregation::TensorSpec& tensor = layout->tensors()[t];
+      if (tensor.policy == aggregation::Policy::kSkip || !aggregation::IsFloat(tensor.dtype)) {
+        continue;
+      }
+      const compression::PlaneShape& shape =
+          codec.For(tensor.name, layout->TensorElements(t), tensor.shape.size()).planes;
+      if (shape.Divides(tensor.shape)) planes[t] = shape;
+    }
+    ASSIGN_OR_RETURN(optimizer_,
+                     aggregation::MakeInPlanes(std::move(planes), std::move(optimizer_), layout));
+    return absl::OkStatus();
+  }
+
+  // Where the codec of some tensor is with ef21.
+  absl::Status AddEstimates(const std::shared_ptr<const aggregation::ModelLayout>& layout) {
+    ASSIGN_OR_RETURN(const auto codec, compression::CodecPolicy::Parse(c_.compression.codec));
+    RETURN_IF_ERROR(AddPlanes(*codec, layout));
+    if (!codec->estimates()) return absl::OkStatus();
+    aggregation::Ef21Options options{
+        .tensors = {},
+        .population_weight = c_.compression.population_weight << grid_.weight_fraction_bits,
+        .fraction_bits = grid_.fraction_bits};
+    for (uint32_t t = 0; t < layout->tensors().size(); ++t) {
+      const aggregation::TensorSpec& tensor = layout->tensors()[t];
+      options.tensors.push_back(
+          tensor.policy != aggregation::Policy::kSkip && aggregation::IsFloat(tensor.dtype) &&
+          codec->For(tensor.name, layout->TensorElements(t), tensor.shape.size()).estimate);
+    }
+    ASSIGN_OR_RETURN(optimizer_,
+                     aggregation::MakeEf21(std::move(options), std::move(optimizer_), layout));
+    return absl::OkStatus();
   }
 
   absl::Status Resume(Checkpoint checkpoint) {

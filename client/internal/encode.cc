@@ -11,6 +11,8 @@
 #include "aggregation/update.h"
 #include "base/philox.h"
 #include "base/status.h"
+#include "compression/codec.h"
+#include "compression/segment.h"
 
 namespace tributary::client::internal {
 namespace {
@@ -25,9 +27,14 @@ class ResultSource final : public aggregation::DeltaSource {
     if (tensor >= result_->floats.size()) return Missing(tensor, "float");
     std::vector<float>& delta = result_->floats[tensor];
     RETURN_IF_ERROR(CheckSize(tensor, delta.size()));
-    const compression::TensorCodec& codec = CodecOf(tensor);
-    if (codec.error_feedback) residuals_->AddTo(tensor, delta);
-    if (codec.codec->capabilities().id == compression::CodecId::kHq) {
+    const compression::TensorCodec& how = CodecOf(tensor);
+    if (how.planes.Divides(layout_.tensors()[tensor].shape)) {
+      compression::PlaneTransform(how.planes).Forward(delta);
+    }
+    if (how.estimate) residuals_->AddTo(tensor, delta, -1, Kept::kEstimate);
+    if (how.momentum > 0) AddMomentum(tensor, how.momentum, delta);
+    if (how.error_feedback) residuals_->AddTo(tensor, delta, how.decay);
+    if (how.codec->capabilities().id == compression::CodecId::kHq) {
       for (const float v : delta) largest_ = std::max(largest_.value_or(0), std::abs(v));
     }
     return delta;
@@ -41,22 +48,65 @@ class ResultSource final : public aggregation::DeltaSource {
     return residuals_->Pending(tensor, layout_.TensorElements(tensor));
   }
   std::span<const float> Warm(uint32_t tensor) override {
-    return residuals_->Committed(WarmSlot(tensor));
+    return residuals_->Committed(tensor, Kept::kWarm);
   }
   std::vector<float>* NextWarm(uint32_t tensor) override {
-    return residuals_->PendingState(WarmSlot(tensor));
+    return residuals_->PendingState(tensor, Kept::kWarm);
   }
   // The largest |element| of what hq encodes; nothing where it encodes nothing.
   std::optional<float> largest() const { return largest_; }
 
- private:
-  // Behind the residuals.
-  uint32_t WarmSlot(uint32_t tensor) const {
-    return static_cast<uint32_t>(layout_.tensors().size()) + tensor;
+  // What else the kept state makes of an encoded segment: it goes by what the server decodes.
+  absl::Status Learn(const std::vector<uint8_t>& segment) {
+    const PiecedBytes bytes{ByteSpan(segment)};
+    ByteCursor cursor(bytes);
+    ASSIGN_OR_RETURN(const compression::SegmentHeader header,
+                     compression::ReadSegmentHeader(&cursor));
+    if (!aggregation::IsFloat(layout_.tensors()[header.tensor].dtype)) return absl::OkStatus();
+    const compression::TensorCodec& how = CodecOf(header.tensor);
+    if (!how.estimate && how.momentum == 0) return absl::OkStatus();
+    ASSIGN_OR_RETURN(const auto codec,
+                     compression::CodecFromHeader(header.codec, header.parameter));
+    decoded_.resize(header.count);
+    codec->Decode(PiecedBytes(ByteSpan(segment).subspan(compression::SegmentHeader::kBytes)),
+                  decoded_);
+    if (how.estimate) {
+      const std::span<float> g = estimates_[header.tensor].subspan(header.first, header.count);
+      for (size_t i = 0; i < g.size(); ++i) g[i] += decoded_[i];
+    } else {
+      const std::span<float> u = momenta_[header.tensor].subspan(header.first, header.count);
+      for (size_t i = 0; i < u.size(); ++i) u[i] = decoded_[i] != 0 ? 0 : u[i];
+    }
+    return absl::OkStatus();
   }
+  // Room for what Learn keeps, before anything is encoded.
+  void Begin() {
+    estimates_.resize(layout_.tensors().size());
+    momenta_.resize(layout_.tensors().size());
+    for (uint32_t t = 0; t < layout_.tensors().size(); ++t) {
+      const aggregation::TensorSpec& tensor = layout_.tensors()[t];
+      if (tensor.policy == aggregation::Policy::kSkip || !aggregation::IsFloat(tensor.dtype)) {
+        continue;
+      }
+      const uint64_t elements = layout_.TensorElements(t);
+      if (CodecOf(t).estimate) {
+        estimates_[t] = residuals_->Pending(t, elements, Kept::kEstimate);
+        residuals_->AddTo(t, estimates_[t], 1, Kept::kEstimate);
+      } else if (CodecOf(t).momentum > 0) {
+        momenta_[t] = residuals_->Pending(t, elements, Kept::kMomentum);
+      }
+    }
+  }
+
+ private:
   const compression::TensorCodec& CodecOf(uint32_t tensor) const {
     const aggregation::TensorSpec& spec = layout_.tensors()[tensor];
     return policy_.For(spec.name, layout_.TensorElements(tensor), spec.shape.size());
+  }
+  // delta = momentum u + delta, which is the new u.
+  void AddMomentum(uint32_t tensor, float momentum, std::vector<float>& delta) {
+    residuals_->AddTo(tensor, delta, momentum, Kept::kMomentum);
+    std::copy(delta.begin(), delta.end(), momenta_[tensor].begin());
   }
   absl::Status Missing(uint32_t tensor, const char* kind) const {
     return absl::InvalidArgumentError(
@@ -76,6 +126,9 @@ class ResultSource final : public aggregation::DeltaSource {
   TrainResult* const result_;
   ResidualStore* const residuals_;
   std::optional<float> largest_;
+  // By tensor; empty where it has none. Pending memory of residuals_.
+  std::vector<std::span<float>> estimates_, momenta_;
+  std::vector<float> decoded_;
 };
 
 absl::Status CheckSegments(const Segments& segments) {
@@ -102,14 +155,16 @@ absl::StatusOr<EncodedDelta> Encode(const aggregation::ModelLayout& layout,
     return absl::InvalidArgumentError(absl::StrCat("round ", spec.round(), " is beyond 2^32"));
   }
   const bool feedback = policy.error_feedback();
-  if (feedback) residuals->Begin(spec.round(), 2 * layout.tensors().size());
+  if (feedback) residuals->Begin(spec.round(), layout.tensors().size());
   ResultSource source(layout, policy, &result, residuals);
+  if (feedback) source.Begin();
   const aggregation::EncodeKeys keys{SeededHash(spec.seed(), "codec", client_id),
                                      SeededHash(spec.seed(), "mask", "")};
   auto segments = std::make_shared<Segments>();
   absl::Status encoded =
       aggregation::EncodeUpdate(layout, policy, keys, static_cast<uint32_t>(spec.round()), source,
                                 [&](std::vector<uint8_t> segment) {
+                                  if (feedback) RETURN_IF_ERROR(source.Learn(segment));
                                   segments->push_back(std::move(segment));
                                   return absl::OkStatus();
                                 });

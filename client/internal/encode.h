@@ -12,8 +12,9 @@
 
 namespace tributary::client::internal {
 
-// Encodes `result`, whose deltas are consumed. Where the policy has error feedback, the committed
-// residuals are added and the new ones are left pending in `residuals`. INVALID_ARGUMENT names the
+// Encodes `result`, whose deltas are consumed. Where the policy has error feedback (ef or ef21),
+// what is committed in `residuals` enters the deltas and what follows is left pending there.
+// INVALID_ARGUMENT names the
 // tensor whose delta has the wrong size or a value that the codec refuses, or a segment too large.
 absl::StatusOr<EncodedDelta> Encode(const aggregation::ModelLayout& layout,
                                     const compression::CodecPolicy& policy,

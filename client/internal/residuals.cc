@@ -18,9 +18,10 @@ namespace tributary::client::internal {
 namespace {
 
 // The file: this line, the CRC32C of what follows; the identity's length and bytes; the pending
-// round and whether there is one; the committed and the pending tensors: their number, and for each
-// its length and floats. Integers are u64, little-endian.
-constexpr char kMagic[] = "tributary residuals 1\n";
+// round and whether there is one; the committed and the pending vectors (a residual, a momentum and
+// an estimate a tensor, all of a kind together): their number, and for each its length and floats.
+// Integers are u64, little-endian.
+constexpr char kMagic[] = "tributary residuals 2\n";
 
 template <class T>
 void Append(T value, std::string* out) {
@@ -112,7 +113,8 @@ bool ResidualStore::Parse(const std::string& bytes) {
   reader.left.remove_prefix(length);
   Tensors committed, pending;
   if (!reader.Take(&round) || !reader.Take(&has_pending) || !reader.Take(&committed) ||
-      !reader.Take(&pending)) {
+      !reader.Take(&pending) || committed.size() % kKeptKinds != 0 ||
+      pending.size() % kKeptKinds != 0) {
     return false;
   }
   identity_ = identity;
@@ -143,20 +145,22 @@ absl::Status ResidualStore::Save() const {
                                              "; give [client] state_directory room and rights"));
 }
 
-void ResidualStore::AddTo(uint32_t tensor, std::span<float> delta) const {
-  if (tensor >= committed_.size() || committed_[tensor].size() != delta.size()) return;
-  for (size_t i = 0; i < delta.size(); ++i) delta[i] += committed_[tensor][i];
+void ResidualStore::AddTo(uint32_t tensor, std::span<float> delta, float factor, Kept kind) const {
+  const size_t slot = Slot(tensor, kind, committed_.size());
+  if (slot >= committed_.size() || committed_[slot].size() != delta.size()) return;
+  for (size_t i = 0; i < delta.size(); ++i) delta[i] += factor * committed_[slot][i];
 }
 
 void ResidualStore::Begin(uint64_t round, size_t tensors) {
-  pending_.assign(tensors, {});
+  pending_.assign(kKeptKinds * tensors, {});
   round_ = round;
   has_pending_ = true;
 }
 
-std::span<float> ResidualStore::Pending(uint32_t tensor, size_t elements) {
-  pending_[tensor].assign(elements, 0.0f);
-  return pending_[tensor];
+std::span<float> ResidualStore::Pending(uint32_t tensor, size_t elements, Kept kind) {
+  std::vector<float>& kept = pending_[Slot(tensor, kind, pending_.size())];
+  kept.assign(elements, 0.0f);
+  return kept;
 }
 
 void ResidualStore::Commit(uint64_t round) {

@@ -12,7 +12,12 @@
 
 namespace tributary::client::internal {
 
-// One client's residuals, a vector a tensor (empty: none). Run's thread only.
+// What is kept of a tensor (compression/policy.h): each kind is apart, so that a run that changes
+// its codec never takes one for another.
+enum class Kept : uint32_t { kResidual = 0, kMomentum = 1, kEstimate = 2, kWarm = 3 };
+inline constexpr size_t kKeptKinds = 4;
+
+// What one client keeps of its tensors, a vector each (empty: none). Run's thread only.
 class ResidualStore {
  public:
   // `path`: the file that holds them between two lives of the client; "": memory alone.
@@ -24,20 +29,24 @@ class ResidualStore {
   std::string Bind(const std::string& run, const std::string& layout_hash);
   // Writes the file, whole or not at all; OK without a path.
   absl::Status Save() const;
-  // delta += the committed residual, where there is one of this length.
-  void AddTo(uint32_t tensor, std::span<float> delta) const;
+  // delta += factor times what is committed, where there is something of this length.
+  void AddTo(uint32_t tensor, std::span<float> delta, float factor = 1,
+             Kept kind = Kept::kResidual) const;
   // Begins the encoding of `round`; what was pending is rolled back.
   void Begin(uint64_t round, size_t tensors);
-  // Where the encoding of `tensor` in the begun round leaves its residual; `elements` floats,
+  // Where the encoding of `tensor` in the begun round leaves what is to be kept; `elements` floats,
   // zeroed.
-  std::span<float> Pending(uint32_t tensor, size_t elements);
+  std::span<float> Pending(uint32_t tensor, size_t elements, Kept kind = Kept::kResidual);
   // Other state that a codec carries from encoding to encoding, committed and rolled back with the
-  // residuals; `slot` is counted after the tensors given to Begin, which has room for it.
-  std::span<const float> Committed(uint32_t slot) const {
+  // residuals.
+  std::span<const float> Committed(uint32_t tensor, Kept kind) const {
+    const size_t slot = Slot(tensor, kind, committed_.size());
     return slot < committed_.size() ? std::span<const float>(committed_[slot])
                                     : std::span<const float>();
   }
-  std::vector<float>* PendingState(uint32_t slot) { return &pending_[slot]; }
+  std::vector<float>* PendingState(uint32_t tensor, Kept kind) {
+    return &pending_[Slot(tensor, kind, pending_.size())];
+  }
   // The begun round's update counted: what it left is what the next carries. Else the committed
   // residuals stay: the next delta is trained anew, and nothing of the lost one was sent.
   // Other rounds than the begun one change nothing.
@@ -48,6 +57,10 @@ class ResidualStore {
 
  private:
   using Tensors = std::vector<std::vector<float>>;
+  // All tensors' residuals, then all momenta, estimates, and what codecs warm up from.
+  static size_t Slot(uint32_t tensor, Kept kind, size_t slots) {
+    return static_cast<size_t>(kind) * (slots / kKeptKinds) + tensor;
+  }
   std::string Serialized() const;
   bool Parse(const std::string& bytes);
 

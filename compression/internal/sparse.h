@@ -17,7 +17,16 @@ namespace tributary::compression {
 
 enum class SparseValues : uint8_t { kFloat32 = 0, kFloat16 = 1, kInt8 = 2, kTernary = 3 };
 
-std::shared_ptr<const Codec> MakeTopK(double fraction, SparseValues values);
+// What top-k keeps; all of it is the sender's business alone.
+struct TopKOptions {
+  double fraction = 1;  // (0, 1] of the elements
+  SparseValues values = SparseValues::kFloat32;
+  double gain = 1;           // ternary: times the mean magnitude that is sent
+  uint32_t warmup = 0;       // rounds over which the fraction falls from `from`
+  double from = 0.25;        // above `fraction`, up to 1
+  bool whole_model = false;  // the largest of all its tensors together
+};
+std::shared_ptr<const Codec> MakeTopK(const TopKOptions& options);
 struct SketchForm;
 std::shared_ptr<const Codec> MakeSketch(const SketchForm& form);
 std::shared_ptr<const Codec> MakeRandK(uint32_t stride, SparseValues values, bool scaled);
@@ -59,6 +68,8 @@ absl::Status CheckIndices(const TileEntry& entry, const uint8_t* p, uint32_t len
 // The same of places that CheckIndices has passed.
 void ReadIndices(const TileEntry& entry, const uint8_t* p, uint16_t* out);
 
+// How many elements a fraction of `elements` is: rounded, at least 1.
+uint64_t CountKept(double fraction, uint64_t elements);
 // The threshold of the `k` largest |x|: zeros are never among them.
 TensorPlan SelectLargest(std::span<const float> x, uint64_t k);
 

@@ -32,6 +32,9 @@ class SpecStage {
                                       uint32_t most);
   // "2^-12": 12; "auto": `usual`, until the round's spec says a number.
   absl::StatusOr<int> TakeStep(int usual, int most);
+  // A decimal number in [least, most].
+  absl::StatusOr<double> TakeDecimal(absl::string_view key, double usual, double least,
+                                     double most);
   // A fraction in (0, most], without key.
   absl::StatusOr<double> TakeFraction(double most);
   absl::StatusOr<double> TakeFraction(absl::string_view key, double usual, double most);

@@ -130,6 +130,51 @@ void CheckBudget(TomlReader& toml, const Config& c, const ModelLayout& layout) {
                    c.compression.codec, ": raise it"));
 }
 
+// Whose deltas come as changes of an estimate must be floats that are averaged by examples.
+void CheckEstimates(TomlReader& toml, const Config& c, const ModelLayout& layout) {
+  const auto codec = compression::CodecPolicy::Parse(c.compression.codec);
+  if (!codec.ok() || !(*codec)->estimates()) return;
+  toml.Require(
+      c.training.values.at("fednova") == 0, "compression", "codec",
+      "[compression] codec: ef21 keeps sums over rounds, and [training] fednova = 1 scales "
+      "each round's by its own steps: set fednova = 0, or take ef");
+  for (uint32_t t = 0; t < layout.tensors().size(); ++t) {
+    const aggregation::TensorSpec& tensor = layout.tensors()[t];
+    if (!aggregation::IsFloat(tensor.dtype)) continue;
+    const auto& how = (*codec)->For(tensor.name, layout.TensorElements(t), tensor.shape.size());
+    const bool averaged = tensor.policy == aggregation::Policy::kMean;
+    toml.Require(
+        !how.estimate || averaged || tensor.policy == aggregation::Policy::kSkip, "compression",
+        "codec",
+        absl::StrCat("[compression] codec: ef21 is for tensors that are averaged, and ",
+                     "[aggregation.policies] say otherwise of ", Quoted(tensor.name),
+                     ": give it a rule without ef21, as in \"; ", tensor.name, " = fp32\""));
+  }
+}
+
+// dct without a tensor of such planes is a mistake; those it means must be averaged.
+void CheckPlanes(TomlReader& toml, const Config& c, const ModelLayout& layout) {
+  const auto codec = compression::CodecPolicy::Parse(c.compression.codec);
+  if (!codec.ok() || !(*codec)->transforms()) return;
+  bool any = false;
+  for (uint32_t t = 0; t < layout.tensors().size(); ++t) {
+    const aggregation::TensorSpec& tensor = layout.tensors()[t];
+    if (!aggregation::IsFloat(tensor.dtype) || tensor.policy == aggregation::Policy::kSkip)
+      continue;
+    const auto& how = (*codec)->For(tensor.name, layout.TensorElements(t), tensor.shape.size());
+    if (!how.planes.Divides(tensor.shape)) continue;
+    any = true;
+    toml.Require(tensor.policy == aggregation::Policy::kMean, "compression", "codec",
+                 absl::StrCat("[compression] codec: dct is for tensors that are averaged, and "
+                              "[aggregation.policies] say otherwise of ",
+                              Quoted(tensor.name), ": give it a rule without dct"));
+  }
+  toml.Require(any, "compression", "codec",
+               absl::StrCat("[compression] codec: no tensor of model \"", c.run->model,
+                            "\" that has dct is made of such images: its last dimension must be a "
+                            "multiple of rows times columns"));
+}
+
 void CheckGrid(TomlReader& toml, const Config& c) {
   const AggregationConfig& a = c.aggregation;
   const auto grid = aggregation::ProveGrid(GridRequestOf(a));
@@ -173,7 +218,11 @@ void CheckNodeTogether(TomlReader& toml, const Config& c) {
 
 void CheckRunTogether(TomlReader& toml, const Config& c) {
   CheckGrid(toml, c);
-  if (const auto layout = CheckModel(toml, c); layout != nullptr) CheckBudget(toml, c, *layout);
+  if (const auto layout = CheckModel(toml, c); layout != nullptr) {
+    CheckBudget(toml, c, *layout);
+    CheckEstimates(toml, c, *layout);
+    CheckPlanes(toml, c, *layout);
+  }
   std::error_code error;
   const std::string& directory = c.checkpoint.directory;
   toml.Require(!fs::exists(directory, error) || fs::is_directory(directory, error), "checkpoint",

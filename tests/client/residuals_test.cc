@@ -140,8 +140,8 @@ TEST(WarmStart, ComesFromTheLastRoundThatCountedAndSurvivesARestart) {
   EXPECT_EQ(fixture.Send(&shaken, 3), expected) << "the lost round left no trace";
   EXPECT_NE(fixture.Send(&cold, 3), expected) << "a cold start is another";
   // Without the residual's part, the Q of the round before still makes a difference.
-  EXPECT_EQ(shaken.Committed(2).size(), 96u * 2) << "behind two tensors' residuals";
-  EXPECT_TRUE(shaken.Committed(3).empty()) << "the bias goes as fp32";
+  EXPECT_EQ(shaken.Committed(0, Kept::kWarm).size(), 96u * 2);
+  EXPECT_TRUE(shaken.Committed(1, Kept::kWarm).empty()) << "the bias goes as fp32";
   {
     ResidualStore first(file.path());
     first.Bind("run", "layout");

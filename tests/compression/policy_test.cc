@@ -53,32 +53,76 @@ TEST(CodecPolicy, TakesTheFirstRuleWhosePatternIsTheTensorsName) {
   EXPECT_FALSE(Policy("int8 | zstd")->error_feedback());
 }
 
+TEST(CodecPolicy, ReadsHowFeedbackGoes) {
+  const auto policy = Policy(
+      "topk(0.1, across=model) | ef(decay=0.9, momentum=0.5) | lz4; "
+      "b = sign | ef21; c = topk(0.1); d = fp16");
+  const TensorCodec& usual = policy->For("a", 10, 1);
+  EXPECT_EQ(usual.codec->capabilities().name, "lz4") << "across=model takes small tensors too";
+  EXPECT_TRUE(usual.error_feedback);
+  EXPECT_EQ(usual.decay, 0.9f);
+  EXPECT_EQ(usual.momentum, 0.5f);
+  EXPECT_TRUE(policy->For("b", 10, 1).estimate);
+  EXPECT_FALSE(policy->For("b", 10, 1).error_feedback);
+  EXPECT_TRUE(policy->For("c", 10, 1).error_feedback);
+  EXPECT_EQ(policy->For("c", 10, 1).decay, 1);
+  EXPECT_FALSE(policy->For("d", 10, 1).keeps_state());
+  EXPECT_TRUE(policy->estimates());
+  EXPECT_TRUE(Policy("topk(0.1) | ef21")->error_feedback()) << "clients keep something";
+  EXPECT_FALSE(Policy("topk(0.1)")->estimates());
+}
+
 TEST(CodecPolicy, RefusesImpossibleChainsWithTheReason) {
-  const std::pair<const char*, const char*> rows[] = {{"int8 | int4", "quantise twice"},
-                                                      {"eden | topk(0.1)", "rotation"},
-                                                      {"topk(0.1) | eden", "rotation"},
-                                                      {"topk(0.1) | int8", "values=int8"},
-                                                      {"fp32 | ef", "loses nothing"},
-                                                      {"randk(0.1) | ef", "diverges"},
-                                                      {"ef | int8", "comes after a codec"},
-                                                      {"int8 | ef | ef", "given twice"},
-                                                      {"int8 | ef21", "at the server"},
-                                                      {"int8 | zstd | lz4", "one of zstd and lz4"},
-                                                      {"int8 | gzip", "is not a stage"},
-                                                      {"sketch(0.1) | ef", "did not recover"},
-                                                      {"sketch(0.1) | zstd", "summed as they come"},
-                                                      {"topk(0.1) | zeros", "no zeros"},
-                                                      {"powersgd | zeros", "whole tensor"},
-                                                      {"int8 | zstd | zeros", "comes once, before"},
-                                                      {"int8 | zeros | zeros", "comes once"},
-                                                      {"powersgd | int8", "two codecs"},
-                                                      {"int8 | zstd(level=30)", "level=30"},
-                                                      {"int8 | lz4(level=1)", "not a parameter"},
-                                                      {"zstd", "not a codec for float tensors"},
-                                                      {"int8; small", "pattern = codec"},
-                                                      {"int8; = fp32", "pattern = codec"},
-                                                      {"int8; int8(block=64)", "pattern = codec"},
-                                                      {"int8; small = fp64", "fp64"}};
+  const std::pair<const char*, const char*> rows[] = {
+      {"int8 | int4", "quantise twice"},
+      {"eden | topk(0.1)", "rotation"},
+      {"topk(0.1) | eden", "rotation"},
+      {"topk(0.1) | int8", "values=int8"},
+      {"fp32 | ef", "loses nothing"},
+      {"randk(0.1) | ef", "diverges"},
+      {"ef | int8", "comes after a codec"},
+      {"int8 | ef | ef", "given twice"},
+      {"ef21 | int8", "comes after a codec"},
+      {"int8 | ef | ef21", "exclude each other"},
+      {"int8 | ef21(decay=0.5)", "not a parameter"},
+      {"fp32 | ef21", "loses nothing"},
+      {"fp32 | ef | zstd", "loses nothing"},
+      {"randk(0.1) | ef21", "diverges"},
+      {"sign(mode=vote) | ef21", "a vote"},
+      {"topk(0.1, values=ternary, gain=2) | ef21", "overshoot"},
+      {"sign | ef(momentum=0.5)", "is for topk"},
+      {"topk(0.1) | ef(momentum=1)", "to 0.999"},
+      {"topk(0.1) | ef(decay=2)", "from 0 to 1"},
+      {"topk(0.1) | ef(forget=1)", "not a parameter"},
+      {"topk(0.1, gain=2)", "values=ternary"},
+      {"topk(0.1, across=all)", "tensor, model"},
+      {"topk(0.3, warmup=5)", "is not less"},
+      {"topk(0.1, from=0.5)", "there is none"},
+      {"eden | dct(28x28)", "undo each other"},
+      {"randk(0.1) | dct(28x28)", "by chance"},
+      {"fp32 | dct(28x28)", "nothing to gain"},
+      {"topk(0.1) | dct", "as in dct(28x28)"},
+      {"topk(0.1) | dct(28)", "as in dct(28x28)"},
+      {"topk(0.1) | dct(0x28)", "as in dct(28x28)"},
+      {"topk(0.1) | dct(1x1)", "as in dct(28x28)"},
+      {"topk(0.1) | dct(4x300)", "from 1 to 256"},
+      {"topk(0.1) | dct(4x4) | dct(4x4)", "dct is given twice"},
+      {"int8 | zstd | lz4", "one of zstd and lz4"},
+      {"int8 | gzip", "is not a stage"},
+      {"sketch(0.1) | ef", "did not recover"},
+      {"sketch(0.1) | zstd", "summed as they come"},
+      {"topk(0.1) | zeros", "no zeros"},
+      {"powersgd | zeros", "whole tensor"},
+      {"int8 | zstd | zeros", "comes once, before"},
+      {"int8 | zeros | zeros", "comes once"},
+      {"powersgd | int8", "two codecs"},
+      {"int8 | zstd(level=30)", "level=30"},
+      {"int8 | lz4(level=1)", "not a parameter"},
+      {"zstd", "not a codec for float tensors"},
+      {"int8; small", "pattern = codec"},
+      {"int8; = fp32", "pattern = codec"},
+      {"int8; int8(block=64)", "pattern = codec"},
+      {"int8; small = fp64", "fp64"}};
   for (const auto& [spec, why] : rows) {
     const auto policy = CodecPolicy::Parse(spec);
     EXPECT_EQ(policy.status().code(), absl::StatusCode::kInvalidArgument) << spec;

@@ -40,7 +40,7 @@ TEST(TopK, KeepsTheLargestAndTheFirstOfEqualOnes) {
     for (float& v : few) v = static_cast<float>(static_cast<int>(random.NextBelow(7)) - 3);
     for (const auto& x : {few, many}) {
       for (const double fraction : {0.001, 0.1, 0.5, 1.0}) {
-        const auto codec = MakeTopK(fraction, SparseValues::kFloat32);
+        const auto codec = MakeTopK({.fraction = fraction});
         const auto k = static_cast<size_t>(std::max(1.0, std::round(fraction * n)));
         EXPECT_EQ(Decoded(*codec, Encode(*codec, x), n), KeptBySorting(x, k))
             << n << " " << fraction;
@@ -68,16 +68,69 @@ TEST(TopK, ChoosesOverTheWholeTensorHoweverItIsCut) {
 
 TEST(TopK, TernaryScaleIsTheMeanMagnitudeOfWhatIsKept) {
   const std::vector<float> x = {0, -5, 1, 0.5f, 3, -0.25f, 0, -4};
-  const auto codec = MakeTopK(0.5, SparseValues::kTernary);
+  const auto codec = MakeTopK({.fraction = 0.5, .values = SparseValues::kTernary});
   EXPECT_THAT(Decoded(*codec, Encode(*codec, x), x.size()),
               testing::ElementsAre(0, -3.25f, 3.25f, 0, 3.25f, 0, 0, -3.25f));
+}
+
+TEST(TopK, OfAWholeModelAreTheLargestOfAllTensorsTogether) {
+  // Many ties, across tensors too; one tensor has nothing that is large.
+  PhiloxStream random(9);
+  std::vector<std::vector<float>> tensors = {std::vector<float>(5000), std::vector<float>(300),
+                                             std::vector<float>(0), std::vector<float>(40000)};
+  std::vector<float> all;
+  for (std::vector<float>& x : tensors) {
+    const bool tiny = x.size() == 300;
+    for (float& v : x) {
+      v = static_cast<float>(static_cast<int>(random.NextBelow(41)) - 20) * (tiny ? 0.01f : 1.0f);
+    }
+    all.insert(all.end(), x.begin(), x.end());
+  }
+  const std::vector<std::span<const float>> spans(tensors.begin(), tensors.end());
+  const auto codec = Make("topk(0.1, across=model)");
+  for (const double fraction : {1e-6, 0.003, 0.1, 1.0}) {
+    const std::vector<TensorPlan> plans = PlanTogether(spans, fraction);
+    std::vector<float> together;
+    for (size_t t = 0; t < tensors.size(); ++t) {
+      const auto payload = Encode(*codec, tensors[t], {.plan = &plans[t]});
+      const auto decoded = Decoded(*codec, payload, tensors[t].size());
+      together.insert(together.end(), decoded.begin(), decoded.end());
+    }
+    const double wished = std::round(fraction * static_cast<double>(all.size()));
+    EXPECT_EQ(together, KeptBySorting(all, static_cast<size_t>(std::max(1.0, wished)))) << fraction;
+  }
+  EXPECT_EQ(codec->SharedFraction(1), 0.1);
+  EXPECT_EQ(Make("topk(0.1)")->SharedFraction(1), 0.0);
+  EXPECT_EQ(Make("topk(0.1, across=model) | zstd")->SharedFraction(1), 0.1);
+}
+
+TEST(TopK, WarmUpFallsByTheSameFactorEachRound) {
+  // 0.4, 0.1, 0.025, then 0.00625, of 3,200 elements.
+  const auto codec = Make("topk(0.00625, warmup=3, from=0.4) | zstd");
+  const std::vector<float> x = RandomFloats(5, 3200);
+  for (const auto& [round, k] :
+       {std::pair{1u, 1280u}, {2u, 320u}, {3u, 80u}, {4u, 20u}, {99u, 20u}}) {
+    const auto plan = codec->Plan(x, {.round = round});
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    const auto kept =
+        Decoded(*Make("topk(1)"), Encode(*Make("topk(1)"), x, {.plan = &*plan}), 3200);
+    EXPECT_EQ(kept, KeptBySorting(x, k)) << round;
+  }
+  EXPECT_EQ(Make("topk(0.01, across=model, warmup=1)")->SharedFraction(1), 0.25) << "DGC's start";
+}
+
+TEST(TopK, GainRaisesTheTernaryMagnitude) {
+  const std::vector<float> x = {0, -5, 1, 0.5f, 3, -0.25f, 0, -4};
+  const auto codec = Make("topk(0.5, values=ternary, gain=2)");
+  EXPECT_THAT(Decoded(*codec, Encode(*codec, x), x.size()),
+              testing::ElementsAre(0, -6.5f, 6.5f, 0, 6.5f, 0, 0, -6.5f));
 }
 
 // Entropy of the places, a sign each: what any code needs at least; Golomb-Rice comes within 5 %.
 TEST(TopK, PlacesTakeHardlyMoreThanTheirEntropy) {
   for (const double p : {0.001, 0.01, 0.1, 0.5}) {
     const std::vector<float> x = RandomFloats(17, 32 * kTileElements);
-    const auto codec = MakeTopK(p, SparseValues::kTernary);
+    const auto codec = MakeTopK({.fraction = p, .values = SparseValues::kTernary});
     const double bits = 8.0 * static_cast<double>(Encode(*codec, x).size());
     const double entropy = -(p * std::log2(p) + (1 - p) * std::log2(1 - p)) + p;
     EXPECT_LE(bits, 1.05 * entropy * static_cast<double>(x.size()) + 32 * 40) << p;

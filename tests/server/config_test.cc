@@ -257,6 +257,38 @@ TEST(ConfigTest, WordsOutsideTheListNameTheNearest) {
   });
 }
 
+TEST(ConfigTest, Ef21NeedsThePopulationsWeightAndExcludesWhatChangesWeights) {
+  const std::string good =
+      Replaced(kRoot, "\"int8\"", "\"int8 | ef21\"\npopulation_weight = 60000");
+  EXPECT_EQ(Findings(good), "");
+  EXPECT_EQ(ParseConfig(good, "c.toml")->compression.population_weight, 60000u);
+  EXPECT_THAT(Findings(Replaced(good, "\npopulation_weight = 60000", "")),
+              AllOf(HasSubstr("34:9"), HasSubstr("give population_weight")));
+  EXPECT_THAT(Findings(Replaced(good, "60000", "2000000")),
+              AllOf(HasSubstr("35:21"), HasSubstr("passes [aggregation] max_round_weight")));
+  EXPECT_THAT(Findings(Replaced(good, " | ef21", "")),
+              AllOf(HasSubstr("35:21"), HasSubstr("does nothing without ef21")));
+  EXPECT_THAT(Findings(Replaced(good, "momentum = 0.9", "fednova = 1")),
+              AllOf(HasSubstr("34:9"), HasSubstr("fednova")));
+  EXPECT_THAT(Findings(Replaced(good, "quorum = 1.0", "late = \"carry\"")),
+              HasSubstr("ef21 needs each client's weight"));
+  EXPECT_THAT(Findings(Replaced(good, "\"bn1.num_batches_tracked\" = \"first\"",
+                                "\"conv1.weight\" = \"sum\"")),
+              AllOf(HasSubstr("34:9"), HasSubstr("ef21 is for tensors that are averaged"),
+                    HasSubstr("conv1.weight = fp32")));
+}
+
+TEST(ConfigTest, DctNeedsAveragedTensorsOfItsPlanes) {
+  const std::string good = Replaced(Replaced(kRoot, "\"int8\"", "\"topk(0.1) | dct(28x28)\""),
+                                    "\"resnet18\"", "\"2nn\"");
+  const std::string policies = "\"bn1.num_batches_tracked\" = \"first\"\n";
+  EXPECT_EQ(Findings(Replaced(good, policies, "")), "");
+  EXPECT_THAT(Findings(Replaced(Replaced(good, policies, ""), "28x28", "29x29")),
+              AllOf(HasSubstr("no tensor of model \"2nn\""), HasSubstr("multiple of rows")));
+  EXPECT_THAT(Findings(Replaced(good, policies, "\"fc1.weight\" = \"sum\"\n")),
+              AllOf(HasSubstr("dct is for tensors that are averaged"), HasSubstr("fc1.weight")));
+}
+
 TEST(ConfigTest, AddressesThatCannotBeUsedAreRefused) {
   for (const char* bad : {"h", "h:", ":1", "h:65536", "h:1x", "h:-1", "h:99999999999"}) {
     EXPECT_THAT(Findings(Replaced(kRack, "0.0.0.0:7080", bad)),
