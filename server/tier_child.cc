@@ -186,8 +186,7 @@ absl::Status TierChild::ReceiveUntilError() {
     const absl::StatusOr<StreamReader::Got> got = reader_.Feed(chunk);
     if (!got.ok()) {
       // Nobody knows what its next chunk would be: the link ends with it.
-      const absl::Status why =
-          Annotate(got.status(), absl::StrCat("link of \"", hello_.id(), "\""));
+      absl::Status why = Annotate(got.status(), absl::StrCat("link of \"", hello_.id(), "\""));
       Bad(why);
       return why;
     }
@@ -209,7 +208,7 @@ absl::Status TierChild::Start() {
   if (!header.ParseFromString(reader_.header()) || header.id() != hello_.id() ||
       header.epoch() != hello_.epoch() || header.chunks() + 1 != reader_.total() ||
       reader_.stream() != PartialStreamId(header.round())) {
-    const absl::Status why = absl::InvalidArgumentError(
+    absl::Status why = absl::InvalidArgumentError(
         absl::StrCat("link of \"", hello_.id(),
                      "\": the stream's header is not a PartialSumHeader of this child"));
     Bad(why);
