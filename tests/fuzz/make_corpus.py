@@ -23,7 +23,7 @@ def segment(tensor, codec, parameter, first, count, payload):
 
 def main():
     golden, corpus = map(pathlib.Path, sys.argv[1:])
-    for folder in ("codec", "update", "chunk"):
+    for folder in ("codec", "update", "chunk", "delta"):
         (corpus / folder).mkdir(parents=True, exist_ok=True)
     zeros = segment(0, 7, 128, 0, 33000, bytes(33000 // 128 * 36 + 4 + (33000 % 128 * 2 + 7) // 8))
     ints = segment(1, 1, 0, 0, 3, struct.pack("<3q", 1, -2, 3))
@@ -33,6 +33,9 @@ def main():
             (corpus / "codec" / f"{name}.{cut}").write_bytes(
                 struct.pack("<HHII", codec, cut, parameter, 600) + payload)
         (corpus / "update" / name).write_bytes(zeros + ints + segment(2, codec, parameter, 0, 600, payload))
+        (corpus / "delta" / name).write_bytes(zeros + segment(2, codec, parameter, 0, 600, payload)
+                                              + segment(3, codec, parameter, 0, 600, payload))
+    (corpus / "delta" / "plain").write_bytes(segment(1, 0, 0, 0, 3, struct.pack("<3q", 1, -2, 3)) + segment(3, 0, 0, 0, 600, bytes(1200)))
     widths = bytes([3, 0, 64])
     (corpus / "chunk" / "small").write_bytes(widths + bytes(range(192)) + bytes(64 * 64))
     (corpus / "chunk" / "zeros").write_bytes(bytes(3))
