@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "aggregation/hyperparameters.h"
+#include "aggregation/model_delta.h"
 #include "aggregation/optimizer.h"
 #include "base/status.h"
 #include "base/toml_checks.h"
@@ -227,6 +228,20 @@ void ReadTraining(TomlReader& toml, const StragglerConfig& straggler, TrainingCo
       "late ones less: set fednova = 0, or late = \"drop\"");
 }
 
+void ReadDownlink(TomlReader& toml, CompressionConfig* c) {
+  toml.Read("compression", "downlink", &c->downlink);
+  const bool none = c->downlink == kNoDownlinkCodec;
+  if (!none) {
+    const absl::Status status = aggregation::ParseDownlinkCodec(c->downlink).status();
+    toml.Require(status.ok(), "compression", "downlink",
+                 absl::StrCat("[compression] downlink: ", status.message()));
+  }
+  ReadIn(toml, "compression", "downlink_steps", &c->downlink_steps, 1, 4096);
+  toml.Require(!none || !toml.Has("compression", "downlink_steps"), "compression", "downlink_steps",
+               "[compression] downlink_steps does nothing without downlink: remove it, or give a "
+               "codec");
+}
+
 void ReadRoundSections(TomlReader& toml, Config* c) {
   ReadIn(toml, "cohort", "minimum", &c->cohort.minimum, 1, 1e9);
   ReadIn(toml, "cohort", "maximum", &c->cohort.maximum, 0, 1e9);
@@ -242,6 +257,7 @@ void ReadRoundSections(TomlReader& toml, Config* c) {
     toml.Complain("compression", "codec",
                   absl::StrCat("[compression] codec: ", codec.status().message()));
   }
+  ReadDownlink(toml, &c->compression);
   toml.Read("checkpoint", "directory", &c->checkpoint.directory);
   toml.Require(!c->checkpoint.directory.empty(), "checkpoint", "directory",
                "[checkpoint] directory is required at the root: where models survive a crash");

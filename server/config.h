@@ -125,8 +125,12 @@ struct StragglerConfig {              // [straggler]
   double rejoin_grace_s = 5;          // a member that vanished is awaited this long
 };
 
+inline constexpr char kNoDownlinkCodec[] = "none";
+
 struct CompressionConfig {  // [compression]
   std::string codec = "fp32";
+  std::string downlink = kNoDownlinkCodec;  // or the codec of models on their way down
+  uint32_t downlink_steps = 16;             // the last steps that each tier keeps; 1..4096
 };
 
 struct CheckpointConfig {  // [checkpoint]

@@ -3,9 +3,8 @@
 
 #include <spdlog/spdlog.h>
 
-#include <algorithm>
+#include <atomic>
 #include <condition_variable>
-#include <cstring>
 #include <map>
 #include <mutex>
 #include <set>
@@ -16,6 +15,7 @@
 #include "absl/time/clock.h"
 #include "base/status.h"
 #include "server/fabrics.h"
+#include "server/model_stream.h"
 #include "server/tier_stream.h"
 
 namespace tributary::server {
@@ -52,12 +52,21 @@ class Incoming final : public IncomingPartial {
   const aggregation::ExactAccumulator* sum_ = nullptr;  // guarded by mu_
 };
 
+struct ModelCounters {
+  std::atomic<uint64_t> sent{0};
+  std::atomic<uint64_t> saved{0};
+};
+
 // One child's link.
 class ChildLink {
  public:
   ChildLink(std::unique_ptr<transport::Link> link, v1::TierHello hello, TierHandler* handler,
-            absl::Duration patience)
-      : link_(std::move(link)), hello_(std::move(hello)), handler_(handler), patience_(patience) {
+            absl::Duration patience, ModelCounters* counters)
+      : link_(std::move(link)),
+        hello_(std::move(hello)),
+        handler_(handler),
+        patience_(patience),
+        counters_(counters) {
     receiver_ = std::thread([this] { Receive(); });
     sender_ = std::thread([this] { SendModels(); });
   }
@@ -172,6 +181,8 @@ class ChildLink {
   }
 
   void SendModels() {
+    // What steps can be taken from: the child's own word, then what this link has brought it.
+    std::string held = hello_.takes_steps() ? hello_.held_sha256() : "";
     while (true) {
       std::shared_ptr<const ModelVersion> model;
       {
@@ -181,29 +192,20 @@ class ChildLink {
         model = std::move(model_);
         model_ = nullptr;
       }
-      v1::ModelStreamHeader header;
-      header.set_version(model->version);
-      header.set_sha256(model->sha256);
-      header.set_bytes(model->bytes.size());
-      header.set_layout_hash(model->layout->hash());
-      const uint64_t chunks = (model->bytes.size() + kModelChunkBytes - 1) / kModelChunkBytes;
-      const absl::Status status = SendStream(
-          *link_, ModelStreamId(model->version), header.SerializeAsString(), chunks, patience_,
-          [&](uint64_t i, uint8_t* out) {
-            const size_t at = i * kModelChunkBytes;
-            const size_t n = std::min<size_t>(kModelChunkBytes, model->bytes.size() - at);
-            std::memcpy(out, model->bytes.data() + at, n);
-            return n;
-          },
-          [this] {
-            std::lock_guard lock(mu_);
-            return cancelled_;
-          });
+      // Before it is sent: its sum may be back before this thread runs again.
+      const SentBytes bytes = BytesToSend(*model, held);
+      counters_->sent += bytes.sent;
+      counters_->saved += bytes.saved;
+      const absl::Status status = SendModelStream(*link_, *model, held, patience_, [this] {
+        std::lock_guard lock(mu_);
+        return cancelled_;
+      });
       if (!status.ok()) {
         spdlog::warn("model {} to \"{}\": {}", model->version, hello_.id(), Text(status));
         Cancel("the model could not be sent");
         return;
       }
+      if (hello_.takes_steps()) held = model->sha256;
     }
   }
 
@@ -211,6 +213,7 @@ class ChildLink {
   const v1::TierHello hello_;
   TierHandler* handler_;
   const absl::Duration patience_;
+  ModelCounters* const counters_;
   // The receiving thread's own.
   std::shared_ptr<Incoming> incoming_;
   std::shared_ptr<aggregation::PackedPartial> packed_;
@@ -287,6 +290,7 @@ class FabricTierLinks final : public TierLinks {
     for (const auto& [id, link] : links_) Add(link->stats(), &total);
     return total;
   }
+  SentBytes models_sent() const override { return {counters_.sent, counters_.saved}; }
 
  private:
   using Links = std::map<std::string, std::unique_ptr<ChildLink>>;
@@ -340,7 +344,8 @@ class FabricTierLinks final : public TierLinks {
       last_used_ = std::string(link->transport());
       const uint64_t epoch = hello.epoch();
       auto& slot = links_[id];
-      slot = std::make_unique<ChildLink>(std::move(link), std::move(hello), handler_, patience_);
+      slot = std::make_unique<ChildLink>(std::move(link), std::move(hello), handler_, patience_,
+                                         &counters_);
       if (const auto it = wanted_.find(id); it != wanted_.end()) {
         if (it->second.first == epoch) slot->SendModel(std::move(it->second.second));
         wanted_.erase(it);
@@ -355,6 +360,7 @@ class FabricTierLinks final : public TierLinks {
   std::unique_ptr<transport::Listener> listener_;
   std::vector<LinkPlace> places_;
   std::thread acceptor_;
+  ModelCounters counters_;
   mutable std::mutex mu_;
   Links links_;                                    // guarded by mu_
   std::vector<std::unique_ptr<ChildLink>> ended_;  // guarded by mu_
