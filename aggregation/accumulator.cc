@@ -157,19 +157,49 @@ void ExactAccumulator::Fold(std::span<const EncodedUpdate* const> updates, Eleme
   if (!subtractable_) scratch = std::make_unique<int64_t[]>(compression::kTileElements);
   for (uint32_t tile = TileAt(tiles, range.begin);
        tile < tiles.size() && tiles[tile].offset < range.end; ++tile) {
-    for (const EncodedUpdate* update : updates) FoldTile(*update, tile, scratch.get());
+    const Policy policy = layout_->tensors()[tiles[tile].tensor].policy;
+    if (policy == Policy::kMean || policy == Policy::kSum) {
+      AddToTile(updates, tile);
+    } else {
+      for (const EncodedUpdate* update : updates) FoldTile(*update, tile, scratch.get());
+    }
   }
 }
 
+// Updates that follow one another with the same codec go together.
+void ExactAccumulator::AddToTile(std::span<const EncodedUpdate* const> updates, uint32_t index) {
+  const Tile& tile = layout_->tiles()[index];
+  const bool mean = layout_->tensors()[tile.tensor].policy == Policy::kMean;
+  int64_t* const sums = sums_ + tile.offset;
+  thread_local std::vector<compression::FoldPart> parts;
+  const compression::Codec* codec = nullptr;
+  const auto flush = [&] {
+    if (!parts.empty()) codec->FoldMany(parts, tile.count, grid_.fraction_bits, sums);
+    parts.clear();
+  };
+  for (const EncodedUpdate* update : updates) {
+    const EncodedUpdate::Segment& segment = update->ForTile(index);
+    const int64_t weight = mean ? update->weight() : 1;
+    if (segment.codec == nullptr) {
+      FoldSegment(segment, tile, grid_, weight, sums);
+      continue;
+    }
+    if (!parts.empty() && (codec->capabilities().id != segment.codec->capabilities().id ||
+                           codec->parameter() != segment.codec->parameter())) {
+      flush();
+    }
+    codec = segment.codec.get();
+    parts.push_back({&segment.payload, tile.first - segment.first, weight});
+  }
+  flush();
+}
+
+// Of a tensor whose policy is MAX or FIRST.
 void ExactAccumulator::FoldTile(const EncodedUpdate& update, uint32_t index, int64_t* scratch) {
   const Tile& tile = layout_->tiles()[index];
   const EncodedUpdate::Segment& segment = update.ForTile(index);
   int64_t* sums = sums_ + tile.offset;
   const Policy policy = layout_->tensors()[tile.tensor].policy;
-  if (policy == Policy::kMean || policy == Policy::kSum) {
-    FoldSegment(segment, tile, grid_, policy == Policy::kMean ? update.weight() : 1, sums);
-    return;
-  }
   if (policy == Policy::kFirst && !TakesFirst(index, update.id())) return;
   std::fill(scratch, scratch + tile.count, 0);
   FoldSegment(segment, tile, grid_, 1, scratch);
@@ -189,16 +219,26 @@ bool ExactAccumulator::TakesFirst(uint32_t tile, std::string_view id) {
   return true;
 }
 
-absl::Status ExactAccumulator::CheckSubtractable() const {
-  if (subtractable_) return absl::OkStatus();
+absl::Status ExactAccumulator::CheckSubtractable(bool subtractable) {
+  if (subtractable) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      "the layout has tensors with policy max or first, which nothing can be subtracted from; hold "
-      "the "
+      "there are tensors with policy max or first, which nothing can be subtracted from; hold the "
       "contribution back until it is whole");
 }
 
+bool ExactAccumulator::CanSubtractChunk(uint64_t chunk) const {
+  if (subtractable_) return true;
+  const uint64_t begin = chunk * kChunkElements;
+  const uint64_t end = begin + ElementsOf(chunk);
+  for (const Stretch* s = &StretchAt(begin);
+       s < stretches_.data() + stretches_.size() && s->begin < end; ++s) {
+    if (s->combine != Combine::kAdd) return false;
+  }
+  return true;
+}
+
 absl::Status ExactAccumulator::Subtract(const EncodedUpdate& update, ElementRange range) {
-  RETURN_IF_ERROR(CheckSubtractable());
+  RETURN_IF_ERROR(CheckSubtractable(subtractable_));
   const std::vector<Tile>& tiles = layout_->tiles();
   for (uint32_t t = TileAt(tiles, range.begin); t < tiles.size() && tiles[t].offset < range.end;
        ++t) {
@@ -308,7 +348,7 @@ void ExactAccumulator::MergeChunk(uint64_t chunk, ByteSpan packed, std::string_v
 }
 
 absl::Status ExactAccumulator::SubtractChunk(uint64_t chunk, ByteSpan packed, ElementRange range) {
-  RETURN_IF_ERROR(CheckSubtractable());
+  RETURN_IF_ERROR(CheckSubtractable(CanSubtractChunk(chunk)));
   ApplyChunk(chunk, packed, {}, range, Direction::kSubtract);
   return absl::OkStatus();
 }

@@ -62,14 +62,20 @@ class ExactAccumulator {
   // FIRST tensors, the values of the smaller `first_id` (the smallest contributor id behind the
   // partial sum). Range bounds are tile boundaries.
   void MergeChunk(uint64_t chunk, ByteSpan packed, std::string_view first_id, ElementRange range);
-  // Undoes MergeChunk exactly. FAILED_PRECONDITION as Subtract.
+  // Undoes MergeChunk exactly. FAILED_PRECONDITION where the chunk has elements of MAX or FIRST
+  // tensors.
   absl::Status SubtractChunk(uint64_t chunk, ByteSpan packed, ElementRange range);
+
+  // Whether SubtractChunk can undo this chunk.
+  bool CanSubtractChunk(uint64_t chunk) const;
 
   // Cuts the flat space into at most `parts` ranges of about equal size, at tile boundaries.
   std::vector<ElementRange> Split(int parts) const;
 
   // Until something is folded, SUM, MEAN and FIRST tensors hold 0, and MAX tensors hold kNothing.
   std::span<const int64_t> sums() const { return {sums_, layout_->elements()}; }
+  // For what replaces a closed round's sums by others (SketchRecovery).
+  std::span<int64_t> MutableSums() { return {sums_, layout_->elements()}; }
   // Back to zero, for the next round; the memory stays.
   void Reset();
 
@@ -87,8 +93,9 @@ class ExactAccumulator {
   ExactAccumulator(std::shared_ptr<const ModelLayout> layout, const Grid& grid);
   void FindStretches();
   void Clear();  // given zeros everywhere
-  absl::Status CheckSubtractable() const;
+  static absl::Status CheckSubtractable(bool subtractable);
   void FoldTile(const EncodedUpdate& update, uint32_t tile, int64_t* scratch);
+  void AddToTile(std::span<const EncodedUpdate* const> updates, uint32_t tile);
   bool TakesFirst(uint32_t tile, std::string_view id);
   // Block `block` of a chunk; a short last one is filled up with zeros, in `padded`.
   const int64_t* BlockOf(uint64_t chunk, uint64_t block, int64_t* padded) const;

@@ -56,11 +56,13 @@ absl::Status EmitOne(uint32_t tensor, CodecId codec, uint32_t parameter, uint64_
 
 }  // namespace
 
-absl::Status internal::EncodeFloats(const TensorSpec& tensor, const compression::Codec& codec,
+absl::Status internal::EncodeFloats(const TensorSpec& tensor, const compression::Codec& any_shape,
                                     compression::EncodeContext context, std::span<const float> x,
                                     std::span<float> residual, const internal::EmitSegment& emit) {
+  const auto shaped = any_shape.ForShape(tensor.shape);
+  const compression::Codec& codec = shaped == nullptr ? any_shape : *shaped;
   const uint64_t most = ElementsPerSegment(codec);
-  absl::StatusOr<compression::TensorPlan> plan = codec.Plan(x);
+  absl::StatusOr<compression::TensorPlan> plan = codec.Plan(x, context);
   if (!plan.ok()) return Annotate(plan.status(), TensorText(tensor));
   context.plan = &*plan;
   for (uint64_t first = 0; first < x.size(); first += most) {
@@ -119,6 +121,10 @@ absl::Status EncodeTensors(const ModelLayout& layout, CodecOf codec_of, const En
     context.shared_key = keys.shared;
     context.round = round;
     context.tensor = t;
+    if (feedback) {
+      context.warm = deltas.Warm(t);
+      context.next_warm = deltas.NextWarm(t);
+    }
     RETURN_IF_ERROR(internal::EncodeFloats(tensor, *codec, context, x, residual, emit));
   }
   return absl::OkStatus();

@@ -33,8 +33,9 @@ void Check(bool holds, const char* promise) {
 struct FoldPool::State {
   // One contribution, shared by the workers that fold its ranges.
   struct Item {
-    std::shared_ptr<const EncodedUpdate> update;  // one of the two
-    std::shared_ptr<const PackedPartial> partial;
+    std::shared_ptr<const EncodedUpdate> update;   // one of the two, or, for a fence,
+    std::shared_ptr<const PackedPartial> partial;  // neither
+    bool subtract = false;                         // the partial sum
     std::function<void()> done;
     std::atomic<int> ranges_left{0};
   };
@@ -54,6 +55,7 @@ struct FoldPool::State {
         workers(std::clamp(options.workers, 1, 256)) {}
 
   void HandIn(const Work& item);
+  bool Concerns(const Item& item, ElementRange range) const;
   void Run(Worker* worker);
   void Process(const std::vector<Work>& batch, ElementRange range);
   void FinishRange(const Work& item);
@@ -114,6 +116,20 @@ void FoldPool::Merge(std::shared_ptr<const PackedPartial> partial, std::function
   state_->HandIn(item);
 }
 
+void FoldPool::Subtract(std::shared_ptr<const PackedPartial> partial, std::function<void()> done) {
+  auto item = std::make_shared<State::Item>();
+  item->partial = std::move(partial);
+  item->subtract = true;
+  item->done = std::move(done);
+  state_->HandIn(item);
+}
+
+void FoldPool::Fence(std::function<void()> done) {
+  auto item = std::make_shared<State::Item>();
+  item->done = std::move(done);
+  state_->HandIn(item);
+}
+
 void FoldPool::Wait() {
   std::unique_lock lock(state_->target_mutex);
   state_->idle.wait(lock, [this] { return state_->uncalled == 0; });
@@ -128,15 +144,26 @@ void FoldPool::State::HandIn(const Work& item) {
   Check(accumulator != nullptr, "work was handed in before Target");
   ++unfolded;
   ++uncalled;
-  item->ranges_left.store(static_cast<int>(active_workers), std::memory_order_relaxed);
+  std::vector<Worker*> takers;
   for (size_t i = 0; i < active_workers; ++i) {
-    Worker& worker = workers[i];
-    {
-      const std::lock_guard queue_lock(worker.mutex);
-      worker.queue.push_back(item);
-    }
-    worker.wake.notify_one();
+    if (Concerns(*item, workers[i].range)) takers.push_back(&workers[i]);
   }
+  if (takers.empty()) takers.push_back(&workers.front());  // somebody has to call back
+  item->ranges_left.store(static_cast<int>(takers.size()), std::memory_order_relaxed);
+  for (Worker* worker : takers) {
+    {
+      const std::lock_guard queue_lock(worker->mutex);
+      worker->queue.push_back(item);
+    }
+    worker->wake.notify_one();
+  }
+}
+
+// A chunk of a partial sum is no reason to wake those who have nothing to do with it.
+bool FoldPool::State::Concerns(const Item& item, ElementRange range) const {
+  if (item.partial == nullptr) return true;
+  const uint64_t begin = item.partial->first_chunk * kChunkElements;
+  return begin < range.end && begin + item.partial->chunks.size() * kChunkElements > range.begin;
 }
 
 void FoldPool::State::Run(Worker* worker) {
@@ -159,8 +186,8 @@ void FoldPool::State::Run(Worker* worker) {
   }
 }
 
-// Updates share one pass; partial sums are merged one by one. Integer addition does not mind the
-// order.
+// Updates share one pass; partial sums are merged (or subtracted) one by one. Integer addition does
+// not mind the order.
 void FoldPool::State::Process(const std::vector<Work>& batch, ElementRange range) {
   std::vector<const EncodedUpdate*> updates;
   for (const Work& item : batch) {
@@ -171,9 +198,17 @@ void FoldPool::State::Process(const std::vector<Work>& batch, ElementRange range
   for (const Work& item : batch) {
     if (item->partial == nullptr) continue;
     const PackedPartial& partial = *item->partial;
-    const uint64_t last = (range.end - 1) / kChunkElements;
-    for (uint64_t chunk = range.begin / kChunkElements; chunk <= last; ++chunk) {
-      accumulator->MergeChunk(chunk, partial.chunks[chunk], partial.first_id, range);
+    const uint64_t begin = std::max(partial.first_chunk, range.begin / kChunkElements);
+    const uint64_t end =
+        std::min(partial.first_chunk + partial.chunks.size(), (range.end - 1) / kChunkElements + 1);
+    for (uint64_t chunk = begin; chunk < end; ++chunk) {
+      const std::vector<uint8_t>& packed = partial.chunks[chunk - partial.first_chunk];
+      if (item->subtract) {
+        Check(accumulator->SubtractChunk(chunk, packed, range).ok(),
+              "a chunk with max or first tensors cannot be subtracted");
+      } else {
+        accumulator->MergeChunk(chunk, packed, partial.first_id, range);
+      }
     }
   }
 }

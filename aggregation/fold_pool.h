@@ -14,10 +14,11 @@
 
 namespace tributary::aggregation {
 
-// A child's packed partial sum, whole and validated.
+// A child's packed partial sum, validated: all of it, or adjacent chunks.
 struct PackedPartial {
   std::string first_id;
-  std::vector<std::vector<uint8_t>> chunks;  // chunk i at index i
+  std::vector<std::vector<uint8_t>> chunks;  // chunk i at index i - first_chunk
+  uint64_t first_chunk = 0;
 };
 
 // Threads: all methods from any thread. Work handed in is done once each; its callback runs on a
@@ -35,6 +36,11 @@ class FoldPool {
   void Target(ExactAccumulator* accumulator);
   void Fold(std::shared_ptr<const EncodedUpdate> update, std::function<void()> done);
   void Merge(std::shared_ptr<const PackedPartial> partial, std::function<void()> done);
+  // Undoes a Merge, in whatever order the two come to the workers. Its chunks are such as
+  // ExactAccumulator::CanSubtractChunk says (CHECKed).
+  void Subtract(std::shared_ptr<const PackedPartial> partial, std::function<void()> done);
+  // Does nothing itself: `done` comes after all that was handed in before is in the sums.
+  void Fence(std::function<void()> done);
   void Wait();                  // until nothing is in flight
   double busy_seconds() const;  // CPU seconds spent folding, all workers
 

@@ -44,11 +44,11 @@ std::string WhyNotDown(const compression::Codec& codec) {
     return "the way down always feeds back what was lost, and with scaled values that diverges: "
            "what is sent is larger than what there was; use randk(..., scaled=no) or topk";
   }
-  if (what.name == "powersgd") {
+  if (what.id == CodecId::kPowerSgd) {
     return "powersgd goes on from the basis that each client kept of its own last update, and "
            "there is one way down for all; use int4, eden or topk";
   }
-  if (what.name == "sketch") {
+  if (what.id == CodecId::kSketch) {
     return "sketch is recovered at the root from a sum of sketches, and on the way down nothing is "
            "summed; use topk";
   }
@@ -190,6 +190,11 @@ absl::Status AddElements(const SegmentHeader& header, const PiecedBytes& payload
                                                    " takes plain elements (codec 0) alone"));
   }
   ASSIGN_OR_RETURN(const auto codec, compression::CodecFromHeader(header.codec, header.parameter));
+  const CodecId id = codec->capabilities().id;
+  if (id == CodecId::kPowerSgd || id == CodecId::kSketch) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("has codec ", header.codec, ", which is for updates"));
+  }
   RETURN_IF_ERROR(codec->Validate(payload, header.count, kBound));
   values->resize(header.count);
   codec->Decode(payload, *values);

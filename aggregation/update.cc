@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "aggregation/internal/text.h"
+#include "aggregation/sketches.h"
 #include "base/checksum.h"
 #include "compression/segment.h"
 
@@ -192,6 +193,10 @@ bool UpdateAssembler::CheckPayload(const SegmentHeader& header, EncodedUpdate::S
       last_parameter_ = header.parameter;
     }
     status = segment->codec->Validate(segment->payload, header.count, grid_.bound);
+    if (status.ok()) {
+      const absl::Status sketch = CheckSketch(sketched_.get(), header, segment->payload);
+      if (!sketch.ok()) return Refuse("codec", absl::StrCat(subject, sketch.message()));
+    }
   }
   if (status.ok()) return true;
   const absl::string_view reason = ReasonOf(status);

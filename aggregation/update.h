@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -18,6 +19,8 @@
 #include "compression/segment.h"
 
 namespace tributary::aggregation {
+
+class SketchedTensors;
 
 // Why an update is refused; `reason` is one of UploadResponse.reason's words.
 struct Refusal {
@@ -61,6 +64,9 @@ class UpdateAssembler {
   UpdateAssembler(std::shared_ptr<const ModelLayout> layout, const Grid& grid, std::string id,
                   int64_t weight, uint64_t declared_bytes);
 
+  // Which tensors come as sketches (aggregation/sketches.h): those and no others do. Without it
+  // none may. Before Add.
+  void Expect(std::shared_ptr<const SketchedTensors> sketched) { sketched_ = std::move(sketched); }
   // Takes whole segments; `owner` keeps `bytes` alive until the update is destroyed. Everything in
   // them is validated now, while it is in the cache. False where the update is refused: see
   // refusal().
@@ -87,6 +93,7 @@ class UpdateAssembler {
   uint32_t last_parameter_ = 0;
   Refusal refusal_;
   bool refused_ = false;
+  std::shared_ptr<const SketchedTensors> sketched_;
   std::shared_ptr<EncodedUpdate> update_;
 };
 
@@ -103,6 +110,10 @@ struct DeltaSource {
   virtual absl::StatusOr<std::span<const float>> Floats(uint32_t tensor) = 0;
   virtual absl::StatusOr<std::span<const int64_t>> Ints(uint32_t tensor) = 0;
   virtual std::span<float> Residual(uint32_t) { return {}; }  // empty: not wanted
+  // What a codec that starts warm left behind when this tensor was last encoded and counted, and
+  // where it leaves what the next time begins from: EncodeContext's. Asked for where residuals are.
+  virtual std::span<const float> Warm(uint32_t) { return {}; }
+  virtual std::vector<float>* NextWarm(uint32_t) { return nullptr; }
 };
 // Where the codecs' random numbers come from: SeededHash(run seed, "codec", client id), and
 // SeededHash(run seed, "mask", ""), which all clients share.

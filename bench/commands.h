@@ -36,6 +36,7 @@ struct TransportOptions {
   std::string listen = "127.0.0.1:0";  // tcp and roce; for roce the address of an RDMA device
   std::string bytes = "1G";            // streamed in each repetition
   int repetitions = 3;                 // link and ceiling in turn; medians are reported
+  uint32_t slots = 0;                  // of links and ceilings; 0: as many as hold 8 MiB
   std::string json;
 };
 int Transport(const TransportOptions& options);

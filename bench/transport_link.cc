@@ -155,8 +155,8 @@ absl::Status Peer::FinishStream(StreamResult* result) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<StreamResult> LinkStream(const Shape& shape, const Consume& consume) {
-  ASSIGN_OR_RETURN(auto started, AcceptPeer("link-stream", shape));
+absl::StatusOr<StreamResult> LinkStream(const Shape& shape, const Consume& consume, bool filled) {
+  ASSIGN_OR_RETURN(auto started, AcceptPeer(filled ? "link-filled-stream" : "link-stream", shape));
   auto& [accepted, peer] = started;
   StreamResult result;
   uint64_t warm = WarmBytes(shape);
@@ -188,13 +188,15 @@ absl::StatusOr<StreamResult> LinkStream(const Shape& shape, const Consume& consu
   return result;
 }
 
-absl::StatusOr<std::string> LinkStreamPeer(const TransportPeerOptions& options) {
+namespace {
+
+// Floats that a fold accepts. Through shared memory each chunk is copied in, or nothing would move;
+// elsewhere, unless `copies`, the payload is taken to be made in the slot, which is touched once.
+absl::StatusOr<std::string> SendStream(const TransportPeerOptions& options, bool copies) {
   const Shape shape = ShapeOf(options);
   double connect_ms = 0;
   ASSIGN_OR_RETURN(auto link, ConnectBack(options, &connect_ms));
   const double connected_at = WallSeconds();
-  // Floats that a fold accepts. Through shared memory each chunk is copied in, or nothing would
-  // move; elsewhere the payload is taken to be made in the slot, which is touched once.
   const std::vector<float> source(SourceBytes(shape) / sizeof(float) + 1, 0.015625F);
   const auto* bytes = reinterpret_cast<const uint8_t*>(source.data());
   std::set<const uint8_t*> touched;
@@ -204,7 +206,7 @@ absl::StatusOr<std::string> LinkStreamPeer(const TransportPeerOptions& options) 
   for (uint64_t i = 0; i < chunks; ++i) {
     if (i == warm) cpu = CpuSeconds();
     ASSIGN_OR_RETURN(transport::Chunk chunk, link->Borrow(Soon()));
-    if (shape.kind == "shm" || touched.insert(chunk.data()).second) {
+    if (copies || touched.insert(chunk.data()).second) {
       std::memcpy(chunk.data(), bytes + i * shape.size % SourceBytes(shape), shape.size);
     }
     chunk.set_size(shape.size);
@@ -217,6 +219,15 @@ absl::StatusOr<std::string> LinkStreamPeer(const TransportPeerOptions& options) 
               {"connected_at", connected_at},
               {"retransmits", link->stats().retransmits}}
       .dump();
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> LinkStreamPeer(const TransportPeerOptions& options) {
+  return SendStream(options, options.kind == "shm");
+}
+absl::StatusOr<std::string> LinkFilledStreamPeer(const TransportPeerOptions& options) {
+  return SendStream(options, /*copies=*/true);
 }
 
 absl::StatusOr<PingResult> LinkPing(const Shape& shape) {

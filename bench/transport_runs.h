@@ -43,9 +43,11 @@ struct Shape {
   int send_buffer = 0;  // of plain sockets; 0: as the kernel has it
 };
 
-// Receives a stream of chunks. `consume` is called with each (empty: they are dropped).
+// Receives a stream of chunks. `consume` is called with each (empty: they are dropped). `filled`:
+// the sender copies each in from SourceBytes of memory, as through shared memory it always does.
 using Consume = std::function<void(const transport::Chunk&)>;
-absl::StatusOr<StreamResult> LinkStream(const Shape& shape, const Consume& consume);
+absl::StatusOr<StreamResult> LinkStream(const Shape& shape, const Consume& consume,
+                                        bool filled = false);
 absl::StatusOr<PingResult> LinkPing(const Shape& shape);
 // Plain blocking sockets, one thread a socket and side, no checksum.
 absl::StatusOr<StreamResult> SocketStream(const Shape& shape);
@@ -57,6 +59,7 @@ absl::StatusOr<PingResult> SharedPing(const Shape& shape);
 
 // The other process's part of each.
 absl::StatusOr<std::string> LinkStreamPeer(const TransportPeerOptions& options);
+absl::StatusOr<std::string> LinkFilledStreamPeer(const TransportPeerOptions& options);
 absl::StatusOr<std::string> LinkPingPeer(const TransportPeerOptions& options);
 absl::StatusOr<std::string> SocketStreamPeer(const TransportPeerOptions& options);
 absl::StatusOr<std::string> SocketPingPeer(const TransportPeerOptions& options);

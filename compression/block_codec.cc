@@ -71,6 +71,13 @@ class BlockCodec final : public Codec {
                     });
   }
 
+  void FoldMany(std::span<const FoldPart> parts, uint64_t count, int fraction_bits,
+                int64_t* acc) const override {
+    ForEachStretch(parts.size(), count, f_.block, [&](size_t i, uint64_t at, uint64_t n) {
+      Fold(*parts[i].payload, parts[i].begin + at, n, {fraction_bits, parts[i].weight}, acc + at);
+    });
+  }
+
   void Decode(const PiecedBytes& payload, std::span<float> out) const override {
     ForEachBlockRun(payload, 0, out.size(),
                     [&](const uint8_t* p, uint64_t blocks, size_t length, uint64_t done) {

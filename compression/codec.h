@@ -43,6 +43,9 @@ enum class CodecId : uint16_t {
   kHq = 16,
   kZstd = 17,  // another codec's payload, compressed
   kLz4 = 18,
+  kPowerSgd = 19,
+  kSketch = 20,
+  kZeros = 21,  // another codec's payload, of the blocks that are not all zeros
 };
 
 // Tensors of one dimension or with fewer elements than this stay fp32 under the codecs whose
@@ -62,10 +65,12 @@ struct Capabilities {
 };
 
 // What an encoder has to know of a whole tensor before it encodes the first segment. Top-k: which
-// elements are among the k largest.
+// elements are among the k largest. PowerSGD: the factors.
 struct TensorPlan {
   uint32_t threshold = 0;  // |bits| of the smallest that is kept ...
   uint64_t ties_end = 0;   // ... and of those just at it only the ones before this index are
+  std::shared_ptr<const std::vector<float>> factors = {};
+  uint64_t columns = 0;  // of the matrix that they are the factors of
 };
 
 // Where the random numbers of one encoding come from: Philox's key and counter. An element's index
@@ -80,6 +85,18 @@ struct EncodeContext {
   uint64_t shared_key = 0;
   // What Plan said of the whole tensor; null: x is the whole tensor.
   const TensorPlan* plan = nullptr;
+  // Plan's alone: what it left in `next_warm` when this client last encoded this tensor and the
+  // update counted (empty: nothing), and where it leaves what the next time begins from (null:
+  // nowhere). PowerSGD's warm start.
+  std::span<const float> warm = {};
+  std::vector<float>* next_warm = nullptr;
+};
+
+// One update's part in a FoldMany.
+struct FoldPart {
+  const PiecedBytes* payload = nullptr;
+  uint64_t begin = 0;  // as Fold's
+  int64_t weight = 1;
 };
 
 // How elements become integers: q = rne(double(x) * 2^fraction_bits), then acc += weight * q. The
@@ -111,8 +128,12 @@ class Codec {
   virtual bool fixed_rate() const { return true; }
   // No segment may have more elements.
   virtual uint64_t MaxSegmentElements() const { return uint64_t{1} << 38; }
+  // This codec for tensors of one shape, where that matters to its encoder; null where it does not.
+  virtual std::shared_ptr<const Codec> ForShape(std::span<const uint64_t>) const { return nullptr; }
   // Looks at a whole tensor, for EncodeContext::plan. INVALID_ARGUMENT as Encode.
-  virtual absl::StatusOr<TensorPlan> Plan(std::span<const float>) const { return TensorPlan{}; }
+  virtual absl::StatusOr<TensorPlan> Plan(std::span<const float>, const EncodeContext&) const {
+    return TensorPlan{};
+  }
 
   // Appends the encoding of x to `out`. When `residual` is not empty it has x.size() elements and
   // receives x - decode(encode(x)), what error feedback carries over; it may be x's own memory.
@@ -142,6 +163,15 @@ class Codec {
   // has passed.
   virtual void Fold(const PiecedBytes& payload, uint64_t begin, uint64_t count,
                     const GridFold& grid, int64_t* acc) const = 0;
+
+  // Fold for each part, all onto the same `count` sums: a codec that can keep a sum in a register
+  // while the parts pass over it does.
+  virtual void FoldMany(std::span<const FoldPart> parts, uint64_t count, int fraction_bits,
+                        int64_t* acc) const {
+    for (const FoldPart& part : parts) {
+      Fold(*part.payload, part.begin, count, {fraction_bits, part.weight}, acc);
+    }
+  }
 
   // The floats themselves: out[i] = float(x[i]), all of the payload's elements. Validated payloads
   // only.

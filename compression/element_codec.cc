@@ -81,11 +81,28 @@ absl::Status ElementCodec::Validate(const PiecedBytes& payload, uint64_t n, doub
   return status;
 }
 
-void ElementCodec::Fold(const PiecedBytes& payload, uint64_t begin, uint64_t count,
-                        const GridFold& grid, int64_t* acc) const {
-  const FoldArgs args = MakeFoldArgs(grid, [&](double limit) {
+FoldArgs ElementCodec::Args(const GridFold& grid) const {
+  return MakeFoldArgs(grid, [&](double limit) {
     return LargestBitsAtMost(limit, format_.largest_finite, format_.value);
   });
+}
+
+void ElementCodec::Fold(const PiecedBytes& payload, uint64_t begin, uint64_t count,
+                        const GridFold& grid, int64_t* acc) const {
+  FoldRuns(payload, begin, count, Args(grid), acc);
+}
+
+void ElementCodec::FoldMany(std::span<const FoldPart> parts, uint64_t count, int fraction_bits,
+                            int64_t* acc) const {
+  std::vector<FoldArgs> args;
+  for (const FoldPart& part : parts) args.push_back(Args({fraction_bits, part.weight}));
+  ForEachStretch(parts.size(), count, 1, [&](size_t i, uint64_t at, uint64_t n) {
+    FoldRuns(*parts[i].payload, parts[i].begin + at, n, args[i], acc + at);
+  });
+}
+
+void ElementCodec::FoldRuns(const PiecedBytes& payload, uint64_t begin, uint64_t count,
+                            const FoldArgs& args, int64_t* acc) const {
   ForEachRun(payload, begin * format_.width, format_.width, count,
              [&](const uint8_t* p, uint64_t units, uint64_t done) {
                format_.fold(p, units, args, acc + done);

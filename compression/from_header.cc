@@ -7,9 +7,11 @@
 #include "compression/internal/eden.h"
 #include "compression/internal/element_codec.h"
 #include "compression/internal/int8.h"
+#include "compression/internal/powersgd.h"
 #include "compression/internal/runs.h"
 #include "compression/internal/sparse.h"
 #include "compression/internal/stage.h"
+#include "compression/sketch.h"
 
 namespace tributary::compression {
 namespace {
@@ -48,6 +50,14 @@ CodecPtr HqFromParameter(uint32_t p) {
   return MakeHq(static_cast<int>(bits), static_cast<int>(step), /*stochastic=*/true);
 }
 
+CodecPtr SketchFromParameter(uint32_t p) {
+  const SketchForm form{.rows = p & 15, .columns = p >> 4, .recover = 0};
+  const bool rows = form.rows == 1 || form.rows == 3 || form.rows == 5;
+  const bool good =
+      rows && form.columns >= kSketchLeastColumns && form.columns <= kTileElements / form.rows;
+  return good ? MakeSketch(form) : nullptr;
+}
+
 // Null where the parameter is out of range. Rounding is the sender's business alone.
 CodecPtr FromParameter(CodecId id, uint32_t p) {
   switch (id) {
@@ -81,6 +91,12 @@ CodecPtr FromParameter(CodecId id, uint32_t p) {
       return EdenFromParameter(p);
     case CodecId::kHq:
       return HqFromParameter(p);
+    case CodecId::kPowerSgd:
+      return p >= 1 && p <= kMaxRank ? MakePowerSgd(p) : nullptr;
+    case CodecId::kSketch:
+      return SketchFromParameter(p);
+    case CodecId::kZeros:
+      return p == 0 ? MakeZeros(MakeFp32()) : nullptr;
     case CodecId::kZstd:
     case CodecId::kLz4:
       return p == 0 ? MakeStageDecoder(id) : nullptr;
@@ -92,10 +108,10 @@ CodecPtr FromParameter(CodecId id, uint32_t p) {
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<const Codec>> CodecFromHeader(uint16_t id, uint32_t parameter) {
-  if (id < static_cast<uint16_t>(CodecId::kFp32) || id > static_cast<uint16_t>(CodecId::kLz4)) {
+  if (id < static_cast<uint16_t>(CodecId::kFp32) || id > static_cast<uint16_t>(CodecId::kZeros)) {
     return absl::InvalidArgumentError(
         absl::StrCat("segment codec ", id,
-                     " is not a float codec; known are 2 (fp32) to 18 (lz4): the header is "
+                     " is not a float codec; known are 2 (fp32) to 21 (zeros): the header is "
                      "damaged or of another release"));
   }
   CodecPtr codec = FromParameter(static_cast<CodecId>(id), parameter);
@@ -114,8 +130,9 @@ std::vector<Capabilities> AllCodecs() {
                                      .deterministic = true,
                                      .minimum_elements = 0}};
   for (const char* spec :
-       {"fp32", "fp16", "bf16", "int8", "int4", "int2", "sign", "topk(0.01)", "fp8", "mxfp8",
-        "mxfp4", "mxint8", "randk(0.01)", "eden", "hq", "fp32 | zstd", "fp32 | lz4"}) {
+       {"fp32",       "fp16",        "bf16",       "int8",     "int4",        "int2",        "sign",
+        "topk(0.01)", "fp8",         "mxfp8",      "mxfp4",    "mxint8",      "randk(0.01)", "eden",
+        "hq",         "fp32 | zstd", "fp32 | lz4", "powersgd", "sketch(0.1)", "fp32 | zeros"}) {
     rows.push_back(MakeCodec(spec).value()->capabilities());
   }
   return rows;

@@ -1,9 +1,12 @@
 // The kernel bench: kernel and ceiling take turns over an update larger than the caches.
 #include "compression/kernel_bench.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <functional>
 #include <limits>
 #include <span>
@@ -11,6 +14,7 @@
 #include "base/philox.h"
 #include "compression/codec.h"
 #include "compression/internal/bench_ceiling.h"
+#include "compression/internal/runs.h"
 
 namespace tributary::compression {
 namespace {
@@ -18,6 +22,30 @@ namespace {
 constexpr size_t kUpdates = 16;
 // Of the codecs that make a tile tiny; encoding more would take minutes.
 constexpr size_t kMaxTiles = 4096;
+constexpr size_t kSumTiles = 1024;  // 256 MiB of sums
+
+// Sums in large pages where they can be had, as the accumulator's are.
+class Sums {
+ public:
+  explicit Sums(size_t tiles)
+      : tiles_(std::min(tiles, kSumTiles)),
+        bytes_(tiles_ * kTileElements * sizeof(int64_t)),
+        memory_(mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {
+    if (memory_ == MAP_FAILED) std::abort();
+    madvise(memory_, bytes_, MADV_HUGEPAGE);
+  }
+  ~Sums() { munmap(memory_, bytes_); }
+  Sums(const Sums&) = delete;
+  Sums& operator=(const Sums&) = delete;
+  int64_t* Tile(size_t t) const {
+    return static_cast<int64_t*>(memory_) + t % tiles_ * kTileElements;
+  }
+
+ private:
+  const size_t tiles_;
+  const size_t bytes_;
+  void* const memory_;
+};
 
 // Deltas as training makes them, about normal with deviation 0.01: four uniform numbers' sum.
 std::vector<float> SyntheticDeltas(size_t n) {
@@ -68,7 +96,7 @@ class CodecBench {
         tile_bytes_(OneTile()),
         tiles_(std::clamp<size_t>(options.update_bytes / tile_bytes_ / kUpdates * kUpdates,
                                   kUpdates, kMaxTiles)),
-        tile_(kTileElements) {
+        sums_(tiles_) {
     encoded_.reserve(tiles_ * tile_bytes_ + tiles_ * tile_bytes_ / 8);
     std::vector<size_t> ends;
     for (size_t t = 0; t < tiles_; ++t) {
@@ -82,15 +110,8 @@ class CodecBench {
   }
 
   void AppendFigures(std::vector<KernelFigure>* out) {
-    // Tiles in the order of the update; and as 16 updates of tiles_/16 tiles, one tile at a time.
-    std::vector<size_t> streamed(tiles_), interleaved(tiles_);
-    const size_t length = tiles_ / kUpdates;
-    for (size_t t = 0; t < tiles_; ++t) {
-      streamed[t] = t;
-      interleaved[t] = t % kUpdates * length + t / kUpdates;
-    }
-    out->push_back(FoldFigure("kernels.fold." + name_, streamed, 1));
-    out->push_back(FoldFigure("kernels.fold16." + name_, interleaved, kUpdates));
+    out->push_back(FoldFigure());
+    out->push_back(Fold16Figure());
     out->push_back(ValidateFigure());
     out->push_back(EncodeFigure());
   }
@@ -108,20 +129,55 @@ class CodecBench {
   }
   ByteSpan Tile(size_t t) const { return payloads_[t].pieces()[0]; }
 
-  KernelFigure FoldFigure(std::string name, const std::vector<size_t>& order, int64_t weight) {
-    const GridFold grid{.fraction_bits = 30, .weight = 600 + weight};
+  // The tiles as one update, in order.
+  KernelFigure FoldFigure() {
+    const GridFold grid{.fraction_bits = 30, .weight = 601};
     return Compare(
-        std::move(name), "GB/s", Bytes(), options_.repetitions,
+        "kernels.fold." + name_, "GB/s", Bytes(), options_.repetitions,
         [&] {
-          for (const size_t t : order) {
-            codec_->Fold(payloads_[t], 0, kTileElements, grid, tile_.data());
+          for (size_t t = 0; t < tiles_; ++t) {
+            codec_->Fold(payloads_[t], 0, kTileElements, grid, sums_.Tile(t));
           }
         },
         [&] {
-          for (const size_t t : order) {
-            CeilingFold(Tile(t).data(), Tile(t).size(), tile_.data(), kTileElements);
+          for (size_t t = 0; t < tiles_; ++t) {
+            CeilingFold(Tile(t).data(), Tile(t).size(), sums_.Tile(t), kTileElements);
           }
         });
+  }
+
+  // The tiles as 16 updates of tiles_ / 16 tiles, which lie one after the other.
+  KernelFigure Fold16Figure() {
+    const size_t length = tiles_ / kUpdates;
+    std::vector<std::vector<FoldPart>> tiles(length);
+    for (size_t t = 0; t < length; ++t) {
+      for (size_t u = 0; u < kUpdates; ++u) {
+        tiles[t].push_back({&payloads_[u * length + t], 0, 600 + static_cast<int64_t>(u)});
+      }
+    }
+    return Compare(
+        "kernels.fold16." + name_, "GB/s", Bytes(), options_.repetitions,
+        [&] {
+          for (size_t t = 0; t < length; ++t) {
+            codec_->FoldMany(tiles[t], kTileElements, 30, sums_.Tile(t));
+          }
+        },
+        [&] {
+          for (size_t t = 0; t < length; ++t) CeilingMany(tiles[t], sums_.Tile(t));
+        });
+  }
+
+  // Stretch by stretch where there are bytes enough to cut.
+  static void CeilingMany(std::span<const FoldPart> parts, int64_t* sums) {
+    const auto bytes = [&](size_t i) { return parts[i].payload->pieces()[0]; };
+    const bool dense = 8 * bytes(0).size() >= kTileElements;
+    ForEachStretch(parts.size(), kTileElements, dense ? 1 : kTileElements,
+                   [&](size_t i, uint64_t at, uint64_t n) {
+                     const ByteSpan all = bytes(i);
+                     const ByteSpan part = all.subspan(all.size() * at / kTileElements,
+                                                       all.size() * n / kTileElements);
+                     CeilingFold(part.data(), part.size(), sums + at, n);
+                   });
   }
 
   KernelFigure ValidateFigure() {
@@ -174,7 +230,7 @@ class CodecBench {
   const std::vector<float> floats_;
   const size_t tile_bytes_;
   const size_t tiles_;
-  std::vector<int64_t> tile_;
+  Sums sums_;
   std::vector<uint8_t> encoded_;
   std::vector<PiecedBytes> payloads_;
   volatile uint64_t sink_ = 0;  // keeps the measured reads alive
@@ -185,15 +241,16 @@ class CodecBench {
 std::vector<KernelFigure> RunKernelBench(const KernelBenchOptions& options) {
   std::vector<KernelFigure> figures;
   const std::pair<const char*, const char*> codecs[] = {
-      {"fp32", "fp32"},         {"bf16", "bf16"},
-      {"fp16", "fp16"},         {"int8", "int8"},
-      {"int4", "int4"},         {"int2", "int2"},
-      {"sign", "sign"},         {"fp8", "fp8"},
-      {"mxfp8", "mxfp8"},       {"mxfp4", "mxfp4"},
-      {"mxint8", "mxint8"},     {"hq", "hq"},
-      {"topk", "topk(0.01)"},   {"topk_ternary", "topk(0.01, values=ternary)"},
-      {"randk", "randk(0.01)"}, {"eden1", "eden(bits=1)"},
-      {"eden4", "eden(bits=4)"}};
+      {"fp32", "fp32"},          {"bf16", "bf16"},
+      {"fp16", "fp16"},          {"int8", "int8"},
+      {"int4", "int4"},          {"int2", "int2"},
+      {"sign", "sign"},          {"fp8", "fp8"},
+      {"mxfp8", "mxfp8"},        {"mxfp4", "mxfp4"},
+      {"mxint8", "mxint8"},      {"hq", "hq"},
+      {"topk", "topk(0.01)"},    {"topk_ternary", "topk(0.01, values=ternary)"},
+      {"randk", "randk(0.01)"},  {"eden1", "eden(bits=1)"},
+      {"eden4", "eden(bits=4)"}, {"powersgd", "powersgd(rank=2)"},
+      {"sketch", "sketch(0.1)"}};
   for (const auto& [name, spec] : codecs) {
     if (!options.only.empty() && options.only != name) continue;
     CodecBench(name, spec, options).AppendFigures(&figures);

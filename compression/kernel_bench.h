@@ -24,11 +24,13 @@ struct KernelBenchOptions {
   std::string only = {};  // the figures of this codec alone; "": of all
 };
 
-// Every codec, on the calling thread. The fold streams an update from memory, tile by
-// tile, into one tile of int64 that stays in the cache; fold16 passes 16 updates over the tile
-// before the next part of each. The ceiling of a fold reads the same update bytes and loads, adds
-// to and stores the same tile. That of validate reads the bytes; that of encode reads the floats
-// and writes as many bytes as the encoding has. Takes some seconds and 5 * update_bytes of memory.
+// Every codec, on the calling thread. fold passes one update over the sums of a model, which no
+// cache holds (256 MiB of them, over again where a codec's update stands for more); fold16 is
+// FoldMany of 16 updates, tile by tile of the same sums. Both count encoded bytes a second, so that
+// fold16 / fold is what folding together is worth. The ceiling of a fold reads the same update
+// bytes and loads, adds to and stores the same sums, in the same order. That of validate reads the
+// bytes; that of encode reads the floats and writes as many bytes as the encoding has. Takes about
+// a minute, 256 MiB and 5 * update_bytes of memory.
 std::vector<KernelFigure> RunKernelBench(const KernelBenchOptions& options);
 
 }  // namespace tributary::compression

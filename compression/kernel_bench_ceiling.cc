@@ -81,7 +81,11 @@ void Read(const uint8_t* p, size_t n, uint64_t* out) {
     c = hn::Or(c, LoadWords(d, p + at + 2 * bytes));
     e = hn::Or(e, LoadWords(d, p + at + 3 * bytes));
   }
-  *out = hn::GetLane(hn::SumOfLanes(d, hn::Or(hn::Or(a, b), hn::Or(c, e))));
+  // Lane by lane: GCC's sum over a vector is one of signed integers, whose overflow is undefined.
+  uint64_t lanes[HWY_MAX_BYTES / 8];
+  hn::StoreU(hn::Or(hn::Or(a, b), hn::Or(c, e)), d, lanes);
+  *out = 0;
+  for (size_t i = 0; i < hn::Lanes(d); ++i) *out |= lanes[i];
 }
 
 // Of every 4 bytes read, out_bytes / n are written: the loads of a group are joined into one store.

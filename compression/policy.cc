@@ -25,6 +25,9 @@ std::string WhyNoFeedback(const Capabilities& codec) {
     return "ef with scaled values diverges: what is sent is larger than what there was; use "
            "randk(..., scaled=no) | ef, or randk without ef";
   }
+  if (codec.id == CodecId::kSketch) {
+    return "the root keeps what it did not recover of a sketch's sum; leave ef out";
+  }
   return "";
 }
 

@@ -12,10 +12,12 @@
 #include "compression/internal/eden.h"
 #include "compression/internal/element_codec.h"
 #include "compression/internal/int8.h"
+#include "compression/internal/powersgd.h"
 #include "compression/internal/runs.h"
 #include "compression/internal/sparse.h"
 #include "compression/internal/spec.h"
 #include "compression/internal/stage.h"
+#include "compression/sketch.h"
 
 namespace tributary::compression {
 namespace {
@@ -87,6 +89,25 @@ CodecOr ParseHq(SpecStage* s) {
   return MakeHq(word == 1 ? 4 : 8, step, stochastic);
 }
 
+CodecOr ParsePowerSgd(SpecStage* s) {
+  ASSIGN_OR_RETURN(const uint32_t rank, s->TakeNumber("rank", 2, 1, kMaxRank));
+  return MakePowerSgd(rank);
+}
+
+CodecOr ParseSketch(SpecStage* s) {
+  ASSIGN_OR_RETURN(const double fraction, s->TakeFraction(0.5));
+  ASSIGN_OR_RETURN(const int rows, s->TakeWord("rows", {"5", "3", "1"}));
+  SketchForm form;
+  form.rows = rows == 0 ? 5 : rows == 1 ? 3 : 1;
+  form.columns = static_cast<uint32_t>(fraction * static_cast<double>(kTileElements) / form.rows);
+  if (form.columns < kSketchLeastColumns) {
+    return s->Bad(absl::StrCat("a fraction of ", fraction, " gives ", form.columns,
+                               " cells a row of a tile; ", kSketchLeastColumns, " are the least"));
+  }
+  ASSIGN_OR_RETURN(form.recover, s->TakeFraction("recover", fraction / 10, 1));
+  return MakeSketch(form);
+}
+
 using Parser = CodecOr (*)(SpecStage*);
 struct Entry {
   Parser parse;
@@ -109,7 +130,12 @@ const std::map<std::string, Entry>& Entries() {
       {"mxfp4", {[](SpecStage*) -> CodecOr { return MakeMxFp4(); }, "mxfp4"}},
       {"mxint8", {[](SpecStage*) -> CodecOr { return MakeMxInt8(); }, "mxint8"}},
       {"eden", {ParseEden, "eden(bits=1|2|3|4, block=1024)"}},
-      {"hq", {ParseHq, "hq(bits=8|4, step=2^-12, rounding=stochastic|nearest)"}}};
+      {"hq",
+       {ParseHq,
+        "hq(bits=8|4, step=2^-12, rounding=stochastic|nearest), step=auto: agreed anew each "
+        "round"}},
+      {"powersgd", {ParsePowerSgd, "powersgd(rank=2)"}},
+      {"sketch", {ParseSketch, "sketch(FRACTION, rows=5|3|1, recover=FRACTION / 10)"}}};
   return *entries;
 }
 
@@ -129,14 +155,28 @@ std::string WhyNotAfter(const std::string& first, const std::string& second) {
                       " are two codecs, which would quantise twice; choose one of them");
 }
 
+CodecOr AddZeros(SpecStage* stage, std::shared_ptr<const Codec> codec, const std::string& first,
+                 bool staged) {
+  if (staged) return stage->Bad("zeros comes once, before zstd or lz4");
+  if (first == "topk" || first == "randk") {
+    return stage->Bad(absl::StrCat(first, " sends no zeros that could be left out"));
+  }
+  if (first == "powersgd") return stage->Bad("powersgd's factors are of a whole tensor");
+  return MakeZeros(std::move(codec));
+}
+
 CodecOr AddStage(SpecStage* stage, std::shared_ptr<const Codec> codec, const std::string& first,
-                 bool compressed) {
+                 const std::string& before) {
+  if (first == "sketch" && !Entries().contains(stage->name())) {
+    return stage->Bad("sketches are summed as they come: no stage after them");
+  }
+  if (stage->name() == "zeros") return AddZeros(stage, std::move(codec), first, !before.empty());
   if (stage->name() != "zstd" && stage->name() != "lz4") {
     if (Entries().contains(stage->name())) return stage->Bad(WhyNotAfter(first, stage->name()));
     return stage->Bad(
-        absl::StrCat("\"", stage->name(), "\" is not a stage; stages are zstd and lz4"));
+        absl::StrCat("\"", stage->name(), "\" is not a stage; stages are zeros, zstd and lz4"));
   }
-  if (compressed)
+  if (before == "zstd" || before == "lz4")
     return stage->Bad("one of zstd and lz4 is enough: compressed bytes stay as large");
   if (stage->name() == "lz4") return MakeLz4(std::move(codec));
   ASSIGN_OR_RETURN(const uint32_t level, stage->TakeNumber("level", 1, 1, 19));
@@ -148,6 +188,7 @@ CodecOr AddStage(SpecStage* stage, std::shared_ptr<const Codec> codec, const std
 std::string CodecSyntax(const std::string& name) {
   if (name == "zstd") return "CODEC | zstd(level=1)";
   if (name == "lz4") return "CODEC | lz4";
+  if (name == "zeros") return "CODEC | zeros";
   const auto entry = Entries().find(name);
   return entry == Entries().end() ? "" : entry->second.syntax;
 }
@@ -163,10 +204,12 @@ absl::StatusOr<std::shared_ptr<const Codec>> MakeCodec(std::string_view text) {
   }
   ASSIGN_OR_RETURN(std::shared_ptr<const Codec> codec, entry->second.parse(&front));
   RETURN_IF_ERROR(front.Done());
+  std::string before;  // the last stage's name
   for (size_t i = 1; i < parts.size(); ++i) {
     absl::StatusOr<SpecStage> stage = SpecStage::Parse(parts[i], spec);
     if (!stage.ok()) return stage.status();
-    ASSIGN_OR_RETURN(codec, AddStage(&*stage, std::move(codec), front.name(), i > 1));
+    ASSIGN_OR_RETURN(codec, AddStage(&*stage, std::move(codec), front.name(), before));
+    before = stage->name();
     RETURN_IF_ERROR(stage->Done());
   }
   return codec;

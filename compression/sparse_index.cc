@@ -1,6 +1,8 @@
 // Places of non-zeros in a tile: Golomb-Rice coded gaps (Golomb 1966; Rice 1979), unary parts and
-// remainders apart so that decoding has no serial bit reader, or a bitmap; and the selection of the
-// k largest.
+// remainders apart so that decoding has no serial bit reader, StreamVByte (Lemire, Kurz, Rupp 2018)
+// where gaps are of very different sizes, or a bitmap; and the selection of the k largest.
+#include <streamvbyte.h>
+
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -10,6 +12,8 @@
 
 namespace tributary::compression {
 namespace {
+
+constexpr size_t kRoom = 64;  // the library reads and writes 16 bytes beyond
 
 size_t RemainderBytes(size_t count, uint32_t rice) { return (count * rice + 7) / 8; }
 
@@ -113,6 +117,63 @@ absl::Status CheckRice(const TileEntry& entry, const uint8_t* p, uint32_t length
   return within ? absl::OkStatus() : Malformed("a place is beyond the tile");
 }
 
+// StreamVByte's "0124" form: two bits a gap say that it takes 0, 1, 2 or 4 bytes, which follow.
+size_t ControlBytes(size_t count) { return (count + 3) / 4; }
+
+size_t StreamVByteBytes(std::span<const uint16_t> places) {
+  size_t bytes = ControlBytes(places.size());
+  int32_t before = -1;
+  for (const uint16_t place : places) {
+    const int32_t gap = place - before - 1;
+    bytes += gap == 0 ? 0 : gap < 256 ? 1 : 2;
+    before = place;
+  }
+  return bytes;
+}
+
+void AppendStreamVByte(std::span<const uint16_t> places, std::vector<uint8_t>* out) {
+  std::vector<uint32_t> gaps;
+  int32_t before = -1;
+  for (const uint16_t place : places) {
+    gaps.push_back(static_cast<uint32_t>(place - before - 1));
+    before = place;
+  }
+  std::vector<uint8_t> bytes(ControlBytes(gaps.size()) + 4 * gaps.size() + kRoom);
+  bytes.resize(
+      streamvbyte_encode_0124(gaps.data(), static_cast<uint32_t>(gaps.size()), bytes.data()));
+  out->insert(out->end(), bytes.begin(), bytes.end());
+}
+
+// The gaps of bytes that have the right length.
+void ReadGaps(const TileEntry& entry, const uint8_t* p, uint32_t* gaps) {
+  // The decoder reads whole vectors, beyond the end of the payload too: from a copy.
+  uint8_t bytes[kBitmapBytes + kRoom];
+  std::memcpy(bytes, p, entry.index_bytes);
+  std::memset(bytes + entry.index_bytes, 0, kRoom);
+  streamvbyte_decode_0124(bytes, gaps, entry.count);
+}
+
+absl::Status CheckStreamVByte(const TileEntry& entry, const uint8_t* p, uint32_t length) {
+  size_t bytes = ControlBytes(entry.count);
+  if (bytes > entry.index_bytes) return Malformed("the places' bytes are too few");
+  for (uint32_t j = 0; j < entry.count; ++j) {
+    constexpr size_t kLengths[] = {0, 1, 2, 4};
+    bytes += kLengths[p[j / 4] >> j % 4 * 2 & 3];
+  }
+  if (bytes != entry.index_bytes) return Malformed("the places do not match their number");
+  if (entry.count % 4 != 0 && p[entry.count / 4] >> entry.count % 4 * 2 != 0) {
+    return Malformed("bits are set after the last place");
+  }
+  uint32_t gaps[kTileElements];
+  ReadGaps(entry, p, gaps);
+  uint64_t next = 0;
+  for (uint32_t j = 0; j < entry.count; ++j) {
+    if (next + gaps[j] >= length) return Malformed("a place is beyond the tile");
+    next += uint64_t{gaps[j]} + 1;
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckBitmap(const TileEntry& entry, const uint8_t* p, uint32_t length) {
   if (entry.index_bytes != (length + 7) / 8) return Malformed("the bitmap has another length");
   if (CountBits(p, entry.index_bytes) != entry.count) {
@@ -137,6 +198,12 @@ TileEntry AppendIndices(std::span<const uint16_t> places, uint32_t length,
       entry.tag = rice;
     }
   }
+  if (const size_t bytes = StreamVByteBytes(places); bytes < entry.index_bytes) {
+    entry.index_bytes = static_cast<uint32_t>(bytes);
+    entry.tag = kStreamVByteTag;
+    AppendStreamVByte(places, out);
+    return entry;
+  }
   if (entry.tag != kBitmapTag) {
     AppendRice(places, entry, out);
     return entry;
@@ -151,8 +218,9 @@ TileEntry AppendIndices(std::span<const uint16_t> places, uint32_t length,
 
 absl::Status CheckIndices(const TileEntry& entry, const uint8_t* p, uint32_t length,
                           uint16_t* out) {
-  absl::Status status =
-      entry.tag == kBitmapTag ? CheckBitmap(entry, p, length) : CheckRice(entry, p, length);
+  absl::Status status = entry.tag == kBitmapTag        ? CheckBitmap(entry, p, length)
+                        : entry.tag == kStreamVByteTag ? CheckStreamVByte(entry, p, length)
+                                                       : CheckRice(entry, p, length);
   if (status.ok()) ReadIndices(entry, p, out);
   return status;
 }
@@ -164,6 +232,14 @@ void ReadIndices(const TileEntry& entry, const uint8_t* p, uint16_t* out) {
   };
   if (entry.tag == kBitmapTag) {
     ForEachBit(p, entry.index_bytes, store);
+  } else if (entry.tag == kStreamVByteTag) {
+    uint32_t gaps[kTileElements];
+    ReadGaps(entry, p, gaps);
+    uint32_t next = 0;
+    for (uint32_t j = 0; j < entry.count; ++j) {
+      store(next + gaps[j]);
+      next += gaps[j] + 1;
+    }
   } else {
     ForEachRicePlace(entry, p, store);
   }

@@ -16,7 +16,7 @@ namespace {
 
 constexpr absl::string_view kKnown =
     "known are fp32, fp16, bf16, int8, int4, int2, sign, topk, randk, fp8, mxfp8, mxfp4, mxint8, "
-    "eden, hq; `tributary codecs` lists them with their parameters";
+    "eden, hq, powersgd, sketch; `tributary codecs` lists them with their parameters";
 
 }  // namespace
 
@@ -84,7 +84,8 @@ absl::StatusOr<uint32_t> SpecStage::TakeNumber(absl::string_view key, uint32_t u
 
 absl::StatusOr<int> SpecStage::TakeStep(int usual, int most) {
   const std::optional<std::string> value = Take("step");
-  if (!value.has_value()) return usual;
+  // "auto": the root puts what it finds into the round's spec (compression/agreed.h).
+  if (!value.has_value() || *value == "auto") return usual;
   absl::string_view exponent = *value;
   int number = 0;
   if (absl::ConsumePrefix(&exponent, "2^-") && absl::SimpleAtoi(exponent, &number) && number >= 0 &&
@@ -92,6 +93,14 @@ absl::StatusOr<int> SpecStage::TakeStep(int usual, int most) {
     return number;
   }
   return Bad(absl::StrCat("step=", *value, " is not 2^-0 to 2^-", most, ", as in step=2^-12"));
+}
+
+absl::StatusOr<double> SpecStage::TakeFraction(absl::string_view key, double usual, double most) {
+  const std::optional<std::string> value = Take(key);
+  double fraction = usual;
+  if (!value.has_value()) return usual;
+  if (absl::SimpleAtod(*value, &fraction) && fraction > 0 && fraction <= most) return fraction;
+  return Bad(absl::StrCat(key, "=", *value, " is not a fraction above 0, up to ", most));
 }
 
 absl::StatusOr<double> SpecStage::TakeFraction(double most) {

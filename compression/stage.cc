@@ -45,15 +45,22 @@ class StageCodec final : public Codec {
     const size_t inner = inner_->EncodedBytes(n);
     return kStageHeadBytes + (zstd() ? ZSTD_compressBound(inner) : Lz4Bound(inner));
   }
-  absl::StatusOr<TensorPlan> Plan(std::span<const float> x) const override {
-    return inner_->Plan(x);
+  std::shared_ptr<const Codec> ForShape(std::span<const uint64_t> shape) const override {
+    auto inner = inner_->ForShape(shape);
+    return inner == nullptr
+               ? nullptr
+               : std::make_shared<StageCodec>(capabilities_.id, std::move(inner), level_);
+  }
+  absl::StatusOr<TensorPlan> Plan(std::span<const float> x,
+                                  const EncodeContext& context) const override {
+    return inner_->Plan(x, context);
   }
 
   absl::Status Encode(std::span<const float> x, const EncodeContext& context,
                       std::vector<uint8_t>* out, std::span<float> residual) const override {
     std::vector<uint8_t> plain;
     RETURN_IF_ERROR(inner_->Encode(x, context, &plain, residual));
-    Wrap(plain, out);
+    Wrap({inner_->capabilities().id, inner_->parameter()}, plain, out);
     return absl::OkStatus();
   }
 
@@ -61,16 +68,16 @@ class StageCodec final : public Codec {
                                             std::vector<uint8_t>* out,
                                             std::span<float> residual) const override {
     std::vector<uint8_t> plain;
-    RETURN_IF_ERROR(inner_->Encode(x, context, &plain, residual));
+    ASSIGN_OR_RETURN(const SegmentForm form, inner_->EncodeSegment(x, context, &plain, residual));
     const size_t at = out->size();
-    Wrap(plain, out);
+    Wrap(form, plain, out);
     const size_t wrapped = out->size() - at;
     if (wrapped < plain.size() && plain.size() / kMaxStageRatio < wrapped) {
       return SegmentForm{capabilities_.id, 0};
     }
     out->resize(at);  // it does not win
     out->insert(out->end(), plain.begin(), plain.end());
-    return SegmentForm{inner_->capabilities().id, inner_->parameter()};
+    return form;
   }
 
   absl::Status Validate(const PiecedBytes& payload, uint64_t n, double bound) const override {
@@ -101,15 +108,16 @@ class StageCodec final : public Codec {
     return static_cast<size_t>(LZ4_compressBound(static_cast<int>(n)));
   }
 
-  void Wrap(const std::vector<uint8_t>& plain, std::vector<uint8_t>* out) const {
+  void Wrap(const SegmentForm& form, const std::vector<uint8_t>& plain,
+            std::vector<uint8_t>* out) const {
     if (plain.empty()) return;
     const size_t at = out->size();
     const size_t room = zstd() ? ZSTD_compressBound(plain.size()) : Lz4Bound(plain.size());
     out->resize(at + kStageHeadBytes + room);
     uint8_t* p = out->data() + at;
-    StoreLe(static_cast<uint16_t>(inner_->capabilities().id), p);
+    StoreLe(static_cast<uint16_t>(form.id), p);
     StoreLe(uint16_t{0}, p + 2);
-    StoreLe(inner_->parameter(), p + 4);
+    StoreLe(form.parameter, p + 4);
     StoreLe(static_cast<uint32_t>(plain.size()), p + 8);
     p += kStageHeadBytes;
     const size_t used =
@@ -137,7 +145,7 @@ class StageCodec final : public Codec {
     }
     if (!cursor.Read(head, sizeof head)) return Wrong(payload, "the head is cut");
     const auto id = LoadLe<uint16_t>(head);
-    if (id == static_cast<uint16_t>(CodecId::kZstd) || id == static_cast<uint16_t>(CodecId::kLz4)) {
+    if (!MayBeWithin(id, capabilities_.id)) {
       return Wrong(payload, "a stage within a stage");
     }
     if (LoadLe<uint16_t>(head + 2) != 0) return Wrong(payload, "bytes 2 and 3 are not 0");

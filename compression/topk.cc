@@ -115,7 +115,7 @@ class TopKCodec final : public Codec {
     return ScaleBytes() + TilesOf(n) * (4 + kBitmapBytes + ValueBytes(values_, tile));
   }
 
-  absl::StatusOr<TensorPlan> Plan(std::span<const float> x) const override {
+  absl::StatusOr<TensorPlan> Plan(std::span<const float> x, const EncodeContext&) const override {
     RETURN_IF_ERROR(Check(x));
     const double wished = std::round(fraction_ * static_cast<double>(x.size()));
     const auto k =
@@ -208,7 +208,7 @@ absl::Status TopKCodec::Encode(std::span<const float> x, const EncodeContext& co
     RETURN_IF_ERROR(Check(x));
     plan = *context.plan;
   } else {
-    ASSIGN_OR_RETURN(plan, Plan(x));
+    ASSIGN_OR_RETURN(plan, Plan(x, context));
     first = 0;
   }
   if (x.size() > MaxSegmentElements()) {

@@ -79,6 +79,10 @@ absl::Status Collector::Begin(const v1::RoundSpec& spec, const aggregation::Grid
     }
     pool_.Target(sum_.get());
   }
+  if (train) {
+    ASSIGN_OR_RETURN(sketched_,
+                     aggregation::SketchedTensors::Create(*layout_, spec.codec(), spec.seed()));
+  }
   spec_ = spec;
   if (train) stragglers_.BeginRound(spec_);
   grid_ = grid;
@@ -186,8 +190,8 @@ void Collector::Act(const std::vector<Action>& actions) {
           response.set_message("the round has closed; sent again, it may count in the next");
         }
         if (it->second.upload != nullptr) it->second.upload->Reply(response);
-        if (it->second.partial != nullptr) it->second.partial->Decide(false, nullptr);
-        EndTicket(action.ticket);
+        if (it->second.partial != nullptr) it->second.partial->Refuse(response.message());
+        Suspend(action.ticket);
         break;
       }
       case Action::Kind::kClosed:
@@ -213,6 +217,8 @@ void Collector::Rearm() {
 void Collector::Close() {
   Rearm();
   if (closed_reported_) return;
+  UndoHalves();
+  if (undoing_ > 0) return;  // Undo comes here again
   closed_reported_ = true;
   CollectedRound round;
   round.result = machine_->Result();

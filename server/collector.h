@@ -16,11 +16,13 @@
 #include "aggregation/accumulator.h"
 #include "aggregation/fold_pool.h"
 #include "aggregation/round.h"
+#include "aggregation/sketches.h"
 #include "server/config.h"
 #include "server/event_loop.h"
 #include "server/front_door.h"
 #include "server/memory_budget.h"
 #include "server/model_version.h"
+#include "server/partial_fold.h"
 #include "server/stragglers.h"
 #include "server/tier_links.h"
 
@@ -104,6 +106,8 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   const v1::RoundSpec& spec() const { return spec_; }
   std::vector<std::string> Awaited() const;
   void CloseNow();
+  // How many chunks of this child's partial sum are folded without counting yet; for tests.
+  uint64_t UncountedChunks(const std::string& child) const;
   // After `closed`: the sum, until Release. Null for an EVALUATE round.
   aggregation::ExactAccumulator* sum() { return sum_.get(); }
   aggregation::FoldPool* pool() { return &pool_; }
@@ -126,9 +130,10 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   void OnDownloaded() override;
   // TierHandler
   void OnPartialStart(std::shared_ptr<IncomingPartial> partial) override;
-  void OnPartialComplete(std::shared_ptr<IncomingPartial> partial,
-                         std::shared_ptr<const aggregation::PackedPartial> packed) override;
+  void OnPartialComplete(std::shared_ptr<IncomingPartial> partial) override;
   void OnPartialBroken(std::shared_ptr<IncomingPartial> partial, absl::Status why) override;
+  void OnPartialBad(const std::string& id, uint64_t epoch, std::shared_ptr<IncomingPartial> partial,
+                    absl::Status why) override;
 
  private:
   struct Child {
@@ -148,8 +153,16 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   struct Ticket {
     std::shared_ptr<Upload> upload;
     std::shared_ptr<IncomingPartial> partial;
+    std::shared_ptr<PartialFold> fold;  // the partial sum's, until it counts
     uint64_t reserved = 0;
     google::protobuf::RepeatedPtrField<v1::MetricSum> metrics;  // once folding
+  };
+
+  // Chunks of a partial sum that broke off. In the sum, and in memory, until its child goes on with
+  // it or it is undone: before the round is closed at the latest.
+  struct Half {
+    std::shared_ptr<PartialFold> fold;
+    uint64_t reserved = 0;
   };
 
   void Join(std::shared_ptr<Session> session);
@@ -162,8 +175,15 @@ class Collector final : public FrontDoorHandler, public TierHandler {
                       std::shared_ptr<const aggregation::EncodedUpdate> update);
   void UploadFailed(const std::shared_ptr<Upload>& upload, const aggregation::Refusal& refusal);
   void PartialStart(const std::shared_ptr<IncomingPartial>& partial);
-  void PartialComplete(const std::shared_ptr<IncomingPartial>& partial,
-                       std::shared_ptr<const aggregation::PackedPartial> packed);
+  void TakeIn(const std::shared_ptr<IncomingPartial>& partial);
+  void PartialComplete(const std::shared_ptr<IncomingPartial>& partial);
+  void PartialBroken(const std::shared_ptr<IncomingPartial>& partial, const absl::Status& why);
+  void PartialBad(const std::string& id, uint64_t epoch,
+                  const std::shared_ptr<IncomingPartial>& partial, const absl::Status& why);
+  void Suspend(uint64_t ticket);            // its fold, if it has one, becomes a half
+  void UndoHalf(const std::string& child);  // if there is one
+  void UndoHalves();
+  void Undo(const std::shared_ptr<PartialFold>& fold, uint64_t reserved);
   void Folded(uint64_t ticket);
   bool CheckUpload(const v1::UploadHeader& header, v1::UploadResponse* response);
   std::string CheckPartial(const v1::PartialSumHeader& header) const;  // what is wrong, or ""
@@ -189,7 +209,7 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   // Whether the ticket is this attempt's: those of a round that was given up are used again.
   bool Holds(uint64_t ticket, const std::shared_ptr<Upload>& upload) const;
   bool Holds(uint64_t ticket, const std::shared_ptr<IncomingPartial>& partial) const;
-  void EndTicket(uint64_t ticket);  // forgets it and frees what it reserved
+  void EndTicket(uint64_t ticket);  // forgets it, undoes what it folded, frees what it reserved
   void RefuseTicket(uint64_t ticket, const std::string& reason);
   v1::Outcome OutcomeFor(const std::string& id) const;
 
@@ -211,9 +231,12 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   v1::RoundSpec spec_;
   aggregation::Grid grid_;
   std::shared_ptr<const ModelVersion> model_;
+  std::shared_ptr<const aggregation::SketchedTensors> sketched_;  // of the round
   std::unique_ptr<aggregation::ExactAccumulator> sum_;
   aggregation::FoldPool pool_;
   std::map<uint64_t, Ticket> tickets_;
+  std::map<std::string, Half> halves_;  // by child
+  int undoing_ = 0;                     // the round is not closed before that is through
   google::protobuf::RepeatedPtrField<v1::MetricSum> metrics_;
   absl::Duration started_, deadline_, last_task_, first_upload_, last_upload_, first_partial_,
       last_partial_;

@@ -73,6 +73,8 @@ void ReadTransport(TomlReader& toml, TransportConfig* t) {
   ReadIn(toml, "transport.roce", "hop_limit", &t->roce.hop_limit, 1, 255);
   toml.ReadBytes("transport.roce", "arena_bytes", &t->roce.arena_bytes);
   ReadOneOf(toml, "transport.roce", "memory", &t->roce.memory, {"host", "cuda"});
+  ReadIn(toml, "transport.faults", "stall_after", &t->faults.stall_after, 0, 1e15);
+  ReadIn(toml, "transport.faults", "cut_after", &t->faults.cut_after, 0, 1e15);
 }
 
 void ReadNodeSections(TomlReader& toml, Config* c) {

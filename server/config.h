@@ -30,6 +30,11 @@ struct RoceConfig {            // [transport.roce]: read where kind is "roce"; s
   std::string memory = "host";  // or "cuda"
 };
 
+struct FaultsConfig {  // [transport.faults]: at a rack, of each link to its parent; for trying out
+  uint64_t stall_after = 0;  // chunks sent, then it sends nothing more; 0: never
+  uint64_t cut_after = 0;    // chunks sent, then it is cut; 0: never
+};
+
 struct TransportConfig {  // [transport]
   // Towards the parent, and offered to children: "tcp", "shm" (one machine only), or "auto": the
   // best that both sides can do.
@@ -42,6 +47,7 @@ struct TransportConfig {  // [transport]
   double heartbeat_s = 1;
   double progress_timeout_s = 60;
   RoceConfig roce;
+  FaultsConfig faults;
 };
 
 struct LimitsConfig {                           // [limits]

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "transport/auto.h"
+#include "transport/faults.h"
 #include "transport/rdma/memlock.h"
 #include "transport/roce.h"
 #include "transport/shm.h"
@@ -76,6 +77,19 @@ absl::StatusOr<FabricChoice> MakeFabric(const TransportConfig& config, uint32_t 
   }
   return absl::InvalidArgumentError(
       absl::StrCat("[transport] kind \"", config.kind, "\" is not in this build"));
+}
+
+absl::StatusOr<std::unique_ptr<transport::Fabric>> MakeFabricToParent(
+    const TransportConfig& config) {
+  // Two: a link that ends may still hold its memory while the next is made.
+  ASSIGN_OR_RETURN(FabricChoice choice, MakeFabric(config, /*links=*/2));
+  transport::Faults faults;
+  if (config.faults.stall_after > 0) faults.stall_after = config.faults.stall_after;
+  if (config.faults.cut_after > 0) faults.cut_after = config.faults.cut_after;
+  if (!faults.stall_after.has_value() && !faults.cut_after.has_value())
+    return std::move(choice.fabric);
+  spdlog::warn("[transport.faults]: links to the parent stall or are cut on purpose");
+  return transport::MakeFaultyFabric(std::move(choice.fabric), faults);
 }
 
 std::vector<LinkPlace> PlacesToTell(const std::string& kind, const std::string& bound,

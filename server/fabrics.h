@@ -22,6 +22,9 @@ struct FabricChoice {
 // the kind. `links`: how many at most, where that is known, so that no more memory is registered
 // for RDMA than they take; 0: [transport.roce] arena_bytes.
 absl::StatusOr<FabricChoice> MakeFabric(const TransportConfig& config, uint32_t links = 0);
+// A child's, towards its parent: two links at most, with [transport.faults] on each.
+absl::StatusOr<std::unique_ptr<transport::Fabric>> MakeFabricToParent(
+    const TransportConfig& config);
 
 // Where a parent's links are: what it tells its children, and what they make of it.
 struct LinkPlace {

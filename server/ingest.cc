@@ -44,23 +44,6 @@ void Collector::OnUploadFailed(std::shared_ptr<Upload> upload, aggregation::Refu
 void Collector::OnDownloaded() {
   loop_->Post([this] { callbacks_.passed("download"); });
 }
-void Collector::OnPartialStart(std::shared_ptr<IncomingPartial> partial) {
-  loop_->Post([this, partial = std::move(partial)] { PartialStart(partial); });
-}
-void Collector::OnPartialComplete(std::shared_ptr<IncomingPartial> partial,
-                                  std::shared_ptr<const aggregation::PackedPartial> packed) {
-  loop_->Post([this, partial = std::move(partial), packed = std::move(packed)]() mutable {
-    PartialComplete(partial, std::move(packed));
-  });
-}
-void Collector::OnPartialBroken(std::shared_ptr<IncomingPartial> partial, absl::Status why) {
-  loop_->Post([this, partial = std::move(partial), why = std::move(why)] {
-    spdlog::warn("the partial sum of \"{}\" broke off: {}", partial->header().id(), Text(why));
-    if (!Holds(partial->ticket, partial)) return;
-    EndTicket(partial->ticket);
-    if (machine_ != nullptr) Act(machine_->Aborted(partial->ticket, loop_->Now()));
-  });
-}
 
 // ---- Tickets
 
@@ -71,6 +54,8 @@ void Collector::Reserve(uint64_t ticket, uint64_t bytes, std::function<void()> g
     it->second.reserved = bytes;
     granted();
   });
+  // Who waits goes before who may never come back.
+  if (budget_.waiting() > 0) UndoHalves();
 }
 
 bool Collector::Holds(uint64_t ticket, const std::shared_ptr<Upload>& upload) const {
@@ -78,17 +63,15 @@ bool Collector::Holds(uint64_t ticket, const std::shared_ptr<Upload>& upload) co
   return it != tickets_.end() && it->second.upload == upload;
 }
 
-bool Collector::Holds(uint64_t ticket, const std::shared_ptr<IncomingPartial>& partial) const {
-  const auto it = tickets_.find(ticket);
-  return it != tickets_.end() && it->second.partial == partial;
-}
-
 void Collector::EndTicket(uint64_t ticket) {
   const auto it = tickets_.find(ticket);
   if (it == tickets_.end()) return;
   const uint64_t reserved = it->second.reserved;
+  const std::shared_ptr<PartialFold> fold = std::move(it->second.fold);
   tickets_.erase(it);
-  if (reserved > 0) {
+  if (fold != nullptr) {
+    Undo(fold, reserved);
+  } else if (reserved > 0) {
     budget_.Release(reserved);
   } else {
     budget_.Drop(ticket);
@@ -231,8 +214,10 @@ void Collector::UploadStart(const std::shared_ptr<Upload>& upload) {
   const auto weight = static_cast<int64_t>(admission.weight);
   Reserve(admission.ticket, header.encoded_bytes(), [this, upload, weight] {
     const v1::UploadHeader& h = upload->header();
-    upload->Admit(std::make_unique<aggregation::UpdateAssembler>(layout_, grid_, h.id(), weight,
-                                                                 h.encoded_bytes()));
+    auto assembler = std::make_unique<aggregation::UpdateAssembler>(layout_, grid_, h.id(), weight,
+                                                                    h.encoded_bytes());
+    assembler->Expect(sketched_);
+    upload->Admit(std::move(assembler));
   });
   Rearm();
 }
@@ -304,94 +289,6 @@ void Collector::Folded(uint64_t ticket) {
   if (done.upload != nullptr) done.upload->Reply(Answer(v1::UploadResponse::ACCEPTED, "", ""));
   callbacks_.passed("fold");
   Act(machine_->Folded(ticket, loop_->Now()));
-}
-
-// ---- Partial sums of child aggregators
-
-std::string Collector::CheckPartial(const v1::PartialSumHeader& header) const {
-  const auto child = children_.find(header.id());
-  if (child == children_.end() || !child->second.aggregator ||
-      child->second.epoch != header.epoch()) {
-    return absl::StrCat("it has no session of epoch ", header.epoch());
-  }
-  if (machine_ == nullptr || spec_.kind() != v1::TRAIN) return "no round is open";
-  if (header.run() != run_) return absl::StrCat("it is for run \"", header.run(), "\"");
-  if (header.layout_hash() != layout_->hash()) {
-    return "its layout is not the run's; it was built from another model: restart it with this run";
-  }
-  if (header.base_version() != spec_.base_version()) {
-    return absl::StrCat("it starts from model version ", header.base_version(), ", not ",
-                        spec_.base_version());
-  }
-  if (header.chunks() != sum_->chunk_count()) {
-    return absl::StrCat("it has ", header.chunks(), " chunks, the layout ", sum_->chunk_count());
-  }
-  if (header.contributors().empty()) return "it names no contributors";
-  if (header.packed_bytes() > sum_->chunk_count() * aggregation::kMaxPackedChunkBytes ||
-      header.packed_bytes() > budget_.limit()) {
-    return absl::StrCat("its ", header.packed_bytes(), " bytes pass [limits] inflight_bytes (",
-                        budget_.limit(), "); raise it");
-  }
-  return "";
-}
-
-void Collector::PartialStart(const std::shared_ptr<IncomingPartial>& partial) {
-  const v1::PartialSumHeader& header = partial->header();
-  const auto drop = [&](const std::string& why) {
-    spdlog::warn("partial sum of \"{}\" for round {} refused: {}", header.id(), header.round(),
-                 why);
-    partial->Decide(false, nullptr);
-    // Nothing else is to come from it this round: it need not be awaited.
-    if (machine_ != nullptr && header.round() == spec_.round() &&
-        machine_->AnswerOf(header.id()) == aggregation::Answer::kAwaited) {
-      Act(machine_->Reported(header.id(), header.epoch(), 0, loop_->Now()));
-    }
-  };
-  if (const std::string why = CheckPartial(header); !why.empty()) {
-    drop(why);
-    return;
-  }
-  if (first_partial_ == absl::ZeroDuration()) first_partial_ = loop_->Now();
-  const std::vector<std::string> contributors(header.contributors().begin(),
-                                              header.contributors().end());
-  const Admission admission =
-      machine_->Offer(header.id(), header.epoch(), header.round(),
-                      static_cast<int64_t>(header.weight()), contributors, loop_->Now());
-  if (admission.verdict != Verdict::kAdmit) {
-    drop(admission.message);
-    Rearm();
-    return;
-  }
-  if (tickets_.contains(admission.replaces)) EndTicket(admission.replaces);
-  stragglers_.OfferSeen(header.id(), loop_->Now());
-  partial->ticket = admission.ticket;
-  tickets_[admission.ticket].partial = partial;
-  Reserve(admission.ticket, std::max<uint64_t>(header.packed_bytes(), 1),
-          [this, partial] { partial->Decide(true, sum_.get()); });
-  Rearm();
-}
-
-void Collector::PartialComplete(const std::shared_ptr<IncomingPartial>& partial,
-                                std::shared_ptr<const aggregation::PackedPartial> packed) {
-  const uint64_t ticket = partial->ticket;
-  if (!Holds(ticket, partial)) return;
-  const v1::PartialSumHeader& header = partial->header();
-  if (!machine_->Commit(ticket)) {
-    spdlog::warn("partial sum of \"{}\" for round {} came too late", header.id(), header.round());
-    EndTicket(ticket);
-    return;
-  }
-  tickets_[ticket].metrics = header.metrics();
-  last_partial_ = loop_->Now();
-  stragglers_.Whole(header.id(), header.packed_bytes(), true, last_partial_);
-  bytes_.from_aggregators += header.packed_bytes();
-  bytes_.below += header.ingress_bytes();
-  std::map<std::string, uint64_t> rejected;
-  for (const auto& entry : header.rejected()) rejected[entry.reason()] += entry.count();
-  machine_->CountBelow(rejected, header.late());
-  pool_.Merge(std::move(packed),
-              [this, ticket] { loop_->Post([this, ticket] { Folded(ticket); }); });
-  callbacks_.passed("forward");
 }
 
 }  // namespace tributary::server

@@ -9,7 +9,9 @@
 #include "absl/strings/str_join.h"
 #include "aggregation/fednova.h"
 #include "aggregation/optimizer.h"
+#include "aggregation/sketches.h"
 #include "base/status.h"
+#include "compression/agreed.h"
 #include "models/builtin.h"
 #include "models/safetensors.h"
 #include "server/checkpoint.h"
@@ -60,6 +62,7 @@ class Root final : public NodeBase {
     if (!model.ok()) return Annotate(model.status(), Where("run.model"));
     ASSIGN_OR_RETURN(auto layout, WithPolicies(model->layout, c_.aggregation.policies));
     RETURN_IF_ERROR(MakeOptimizer(layout));
+    RETURN_IF_ERROR(MakeSketches(layout, ""));
     published_ = model_ = ModelVersion::Make(0, std::move(layout), std::move(model->bytes));
     spdlog::info("run \"{}\" starts: model \"{}\", {} tensors, {} elements, SHA-256 {}",
                  c_.run->name, c_.run->model, model_->layout->tensors().size(),
@@ -90,6 +93,19 @@ class Root final : public NodeBase {
         kMostStateBytes, "; take fedavg, or a smaller model"));
   }
 
+  absl::Status MakeSketches(const std::shared_ptr<const aggregation::ModelLayout>& layout,
+                            const std::string& state) {
+    auto sketched =
+        aggregation::SketchedTensors::Create(*layout, c_.compression.codec, c_.run->seed);
+    if (!sketched.ok()) return Annotate(sketched.status(), Where("compression.codec"));
+    if (*sketched == nullptr) return absl::OkStatus();
+    sketches_ = std::make_unique<aggregation::SketchRecovery>(layout, *std::move(sketched));
+    RETURN_IF_ERROR(sketches_->Restore(state));
+    if (sketches_->State().size() <= kMostStateBytes / 2) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        "the sketches' cells are too many for a checkpoint's state; take a smaller fraction");
+  }
+
   absl::Status Resume(Checkpoint checkpoint) {
     const v1::CheckpointState& state = checkpoint.state;
     if (state.seed() != c_.run->seed) {
@@ -99,6 +115,7 @@ class Root final : public NodeBase {
                        "; give the run another name, or its seed back"));
     }
     RETURN_IF_ERROR(MakeOptimizer(checkpoint.model.layout));
+    RETURN_IF_ERROR(MakeSketches(checkpoint.model.layout, state.sketches()));
     RETURN_IF_ERROR(optimizer_->Restore({state.optimizer().begin(), state.optimizer().end()}));
     published_ = model_ = ModelVersion::Make(state.version(), checkpoint.model.layout,
                                              std::move(checkpoint.model.bytes));
@@ -192,8 +209,8 @@ class Root final : public NodeBase {
     spec.set_base_sha256(published_->sha256);
     spec.set_layout_hash(model_->layout->hash());
     *spec.mutable_grid() = grid_.ToProto();
-    spec.set_codec(c_.compression.codec);
     spec.set_downlink_codec(publisher_->codec());
+    spec.set_codec(compression::WithAgreedStep(c_.compression.codec, largest_));
     spec.set_cohort_fraction(c_.cohort.fraction);
     if (c_.cohort.count > 0) {
       spec.set_cohort_count(aggregation::OverSelected(c_.cohort.count, c_.cohort.over_selection));
@@ -240,6 +257,10 @@ class Root final : public NodeBase {
     report_.codec = spec_.codec();
     report_.model_bytes = model_->bytes.size();
     report_.metrics = MetricMeans(round.metrics);
+    if (const auto largest = report_.metrics.find(compression::kLargestMetric);
+        largest != report_.metrics.end()) {
+      largest_ = largest->second;
+    }
     report_.transport = round.bytes.from_aggregators > 0 ? tier_->used() : "none";
     report_.collected = std::move(round);
     report_.weight_fraction_bits = grid_.weight_fraction_bits;
@@ -296,6 +317,7 @@ class Root final : public NodeBase {
       if (!out.status.ok()) return out;
       scale = *steps;
     }
+    if (sketches_ != nullptr) sketches_->Recover(grid_, result.weight, collector_->sum());
     out.status = optimizer_->Apply({.sum = *collector_->sum(),
                                     .grid = grid_,
                                     .weight = result.weight,
@@ -320,6 +342,7 @@ class Root final : public NodeBase {
     for (const std::string& id : result.contributors) state.add_contributors(id);
     for (const auto& [name, value] : optimizer_->State())
       (*state.mutable_optimizer())[name] = value;
+    if (sketches_ != nullptr) state.set_sketches(sketches_->State());
     state.set_finished(spec.round() >= c_.run->rounds);
     std::span<const uint8_t> published;
     if (out.published->sha256 != out.model->sha256) {
@@ -347,6 +370,7 @@ class Root final : public NodeBase {
     failed_in_a_row_ = 0;
     round_ = spec_.round();
     optimizer_->Commit();
+    if (sketches_ != nullptr) sketches_->Commit();
     model_ = out.model;
     published_ = out.published;
     report_.committed = true;
@@ -400,6 +424,9 @@ class Root final : public NodeBase {
   const Config& c_;
   aggregation::Grid grid_;
   std::unique_ptr<aggregation::ServerOptimizer> optimizer_;
+  std::unique_ptr<aggregation::SketchRecovery> sketches_;  // null: no tensor is sketched
+  // The clients' mean of the largest element that they encoded, in the round before.
+  std::optional<double> largest_;
   std::unique_ptr<CheckpointStore> store_;
   std::unique_ptr<Publisher> publisher_;
   std::shared_ptr<const ModelVersion> model_;

@@ -1,10 +1,8 @@
-// Accepting children's links; a receiving and a sending thread for each.
+// Accepting children's links, and keeping the one that counts of each child.
 #include "server/tier_links.h"
 
 #include <spdlog/spdlog.h>
 
-#include <atomic>
-#include <condition_variable>
 #include <map>
 #include <mutex>
 #include <set>
@@ -15,218 +13,10 @@
 #include "absl/time/clock.h"
 #include "base/status.h"
 #include "server/fabrics.h"
-#include "server/model_stream.h"
-#include "server/tier_stream.h"
+#include "server/tier_child.h"
 
 namespace tributary::server {
 namespace {
-
-class Incoming final : public IncomingPartial {
- public:
-  explicit Incoming(v1::PartialSumHeader header) : header_(std::move(header)) {}
-  const v1::PartialSumHeader& header() const override { return header_; }
-  void Decide(bool admit, const aggregation::ExactAccumulator* sum) override {
-    {
-      std::lock_guard lock(mu_);
-      decided_ = true;
-      sum_ = admit ? sum : nullptr;
-    }
-    decision_.notify_all();
-  }
-  // Null: dropped. Blocks; Cancel (through Decide) ends it.
-  const aggregation::ExactAccumulator* Await() {
-    std::unique_lock lock(mu_);
-    decision_.wait(lock, [this] { return decided_; });
-    return sum_;
-  }
-  const aggregation::ExactAccumulator* Current() {
-    std::lock_guard lock(mu_);
-    return sum_;
-  }
-
- private:
-  v1::PartialSumHeader header_;
-  std::mutex mu_;
-  std::condition_variable decision_;
-  bool decided_ = false;                                // guarded by mu_
-  const aggregation::ExactAccumulator* sum_ = nullptr;  // guarded by mu_
-};
-
-struct ModelCounters {
-  std::atomic<uint64_t> sent{0};
-  std::atomic<uint64_t> saved{0};
-};
-
-// One child's link.
-class ChildLink {
- public:
-  ChildLink(std::unique_ptr<transport::Link> link, v1::TierHello hello, TierHandler* handler,
-            absl::Duration patience, ModelCounters* counters)
-      : link_(std::move(link)),
-        hello_(std::move(hello)),
-        handler_(handler),
-        patience_(patience),
-        counters_(counters) {
-    receiver_ = std::thread([this] { Receive(); });
-    sender_ = std::thread([this] { SendModels(); });
-  }
-  ~ChildLink() {
-    Cancel("this node has dropped the link");
-    receiver_.join();
-    sender_.join();
-  }
-  const v1::TierHello& hello() const { return hello_; }
-  bool over() const { return over_.load(); }
-  std::string transport() const { return std::string(link_->transport()); }
-  transport::LinkStats stats() const { return link_->stats(); }
-
-  void SendModel(std::shared_ptr<const ModelVersion> model) {
-    {
-      std::lock_guard lock(mu_);
-      model_ = std::move(model);
-    }
-    wake_.notify_all();
-  }
-  void Cancel(const std::string& why) {
-    std::shared_ptr<Incoming> waiting;
-    {
-      std::lock_guard lock(mu_);
-      cancelled_ = true;
-      waiting = waiting_;
-    }
-    wake_.notify_all();
-    link_->Cancel(why);
-    if (waiting != nullptr) waiting->Decide(false, nullptr);
-  }
-
- private:
-  void Receive() {
-    const absl::Status why = ReceiveUntilError();
-    spdlog::info("link of \"{}\" ended: {}", hello_.id(), Text(why));
-    if (incoming_ != nullptr) handler_->OnPartialBroken(incoming_, why);
-    Cancel("the receiver has ended");
-    over_ = true;
-  }
-
-  absl::Status ReceiveUntilError() {
-    StreamReader reader;
-    while (true) {
-      ASSIGN_OR_RETURN(transport::Chunk chunk, link_->Receive(absl::InfiniteFuture()));
-      ASSIGN_OR_RETURN(const StreamReader::Got got, reader.Feed(chunk));
-      if (got == StreamReader::Got::kHeader) {
-        chunk = transport::Chunk();  // its credit goes back before we wait for a decision
-        RETURN_IF_ERROR(Start(reader));
-      } else if (got == StreamReader::Got::kData && incoming_ != nullptr) {
-        RETURN_IF_ERROR(Take(reader, chunk));
-      }
-    }
-  }
-
-  absl::Status Start(const StreamReader& reader) {
-    if (incoming_ != nullptr) {
-      handler_->OnPartialBroken(incoming_, absl::AbortedError("the child began another stream"));
-      incoming_ = nullptr;
-    }
-    v1::PartialSumHeader header;
-    if (!header.ParseFromString(reader.header()) || header.id() != hello_.id() ||
-        header.epoch() != hello_.epoch() || header.chunks() != reader.total()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("link of \"", hello_.id(),
-                       "\": the stream's header is not a PartialSumHeader of this child"));
-    }
-    auto incoming = std::make_shared<Incoming>(std::move(header));
-    {
-      std::lock_guard lock(mu_);
-      if (cancelled_) return absl::CancelledError("the link was cancelled");
-      waiting_ = incoming;
-    }
-    handler_->OnPartialStart(incoming);
-    const bool admitted = incoming->Await() != nullptr;
-    {
-      std::lock_guard lock(mu_);
-      waiting_ = nullptr;
-    }
-    if (!admitted) return absl::OkStatus();  // its data is drained
-    incoming_ = incoming;
-    packed_ = std::make_shared<aggregation::PackedPartial>();
-    packed_->first_id =
-        incoming->header().contributors().empty() ? "" : incoming->header().contributors(0);
-    packed_->chunks.resize(reader.total());
-    bytes_left_ = incoming->header().packed_bytes();
-    if (reader.total() == 0) Complete();
-    return absl::OkStatus();
-  }
-
-  absl::Status Take(const StreamReader& reader, const transport::Chunk& chunk) {
-    const aggregation::ExactAccumulator* sum = incoming_->Current();
-    if (sum == nullptr) {  // the round has closed meanwhile
-      incoming_ = nullptr;
-      return absl::OkStatus();
-    }
-    RETURN_IF_ERROR(sum->ValidateChunk(reader.data_index(), chunk.bytes()));
-    if (chunk.size() > bytes_left_) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("the partial sum of \"", hello_.id(), "\" is longer than its header says"));
-    }
-    bytes_left_ -= chunk.size();
-    packed_->chunks[reader.data_index()].assign(chunk.bytes().begin(), chunk.bytes().end());
-    if (reader.data_index() + 1 == reader.total()) Complete();
-    return absl::OkStatus();
-  }
-
-  void Complete() {
-    handler_->OnPartialComplete(std::move(incoming_), std::move(packed_));
-    incoming_ = nullptr;
-    packed_ = nullptr;
-  }
-
-  void SendModels() {
-    // What steps can be taken from: the child's own word, then what this link has brought it.
-    std::string held = hello_.takes_steps() ? hello_.held_sha256() : "";
-    while (true) {
-      std::shared_ptr<const ModelVersion> model;
-      {
-        std::unique_lock lock(mu_);
-        wake_.wait(lock, [this] { return cancelled_ || model_ != nullptr; });
-        if (cancelled_) return;
-        model = std::move(model_);
-        model_ = nullptr;
-      }
-      // Before it is sent: its sum may be back before this thread runs again.
-      const SentBytes bytes = BytesToSend(*model, held);
-      counters_->sent += bytes.sent;
-      counters_->saved += bytes.saved;
-      const absl::Status status = SendModelStream(*link_, *model, held, patience_, [this] {
-        std::lock_guard lock(mu_);
-        return cancelled_;
-      });
-      if (!status.ok()) {
-        spdlog::warn("model {} to \"{}\": {}", model->version, hello_.id(), Text(status));
-        Cancel("the model could not be sent");
-        return;
-      }
-      if (hello_.takes_steps()) held = model->sha256;
-    }
-  }
-
-  std::unique_ptr<transport::Link> link_;
-  const v1::TierHello hello_;
-  TierHandler* handler_;
-  const absl::Duration patience_;
-  ModelCounters* const counters_;
-  // The receiving thread's own.
-  std::shared_ptr<Incoming> incoming_;
-  std::shared_ptr<aggregation::PackedPartial> packed_;
-  uint64_t bytes_left_ = 0;
-
-  std::mutex mu_;
-  std::condition_variable wake_;
-  bool cancelled_ = false;                     // guarded by mu_
-  std::shared_ptr<const ModelVersion> model_;  // guarded by mu_
-  std::shared_ptr<Incoming> waiting_;          // guarded by mu_
-  std::atomic<bool> over_{false};
-  std::thread receiver_, sender_;
-};
 
 class FabricTierLinks final : public TierLinks {
  public:
@@ -239,8 +29,8 @@ class FabricTierLinks final : public TierLinks {
     ended_.clear();
   }
 
-  absl::Status Listen(const TransportConfig& config, const std::string& node_name) {
-    ASSIGN_OR_RETURN(FabricChoice choice, MakeFabric(config));
+  absl::Status Listen(FabricChoice choice, const TransportConfig& config,
+                      const std::string& node_name) {
     fabric_ = std::move(choice.fabric);
     transport::LinkOptions options;
     options.name = node_name;
@@ -293,7 +83,7 @@ class FabricTierLinks final : public TierLinks {
   SentBytes models_sent() const override { return {counters_.sent, counters_.saved}; }
 
  private:
-  using Links = std::map<std::string, std::unique_ptr<ChildLink>>;
+  using Links = std::map<std::string, std::unique_ptr<TierChild>>;
 
   static void Add(const transport::LinkStats& from, transport::LinkStats* to) {
     to->bytes_sent += from.bytes_sent;
@@ -327,7 +117,7 @@ class FabricTierLinks final : public TierLinks {
   }
 
   void Adopt(std::unique_ptr<transport::Link> link, v1::TierHello hello) {
-    std::vector<std::unique_ptr<ChildLink>> ended;
+    std::vector<std::unique_ptr<TierChild>> ended;
     {
       std::lock_guard lock(mu_);
       const auto old = links_.find(hello.id());
@@ -339,18 +129,22 @@ class FabricTierLinks final : public TierLinks {
         old->second->Cancel("a newer link replaces this one");
         Retire(old);
       }
-      const std::string id = hello.id();
-      spdlog::info("link from \"{}\" over {}", id, link->transport());
-      last_used_ = std::string(link->transport());
-      const uint64_t epoch = hello.epoch();
-      auto& slot = links_[id];
-      slot = std::make_unique<ChildLink>(std::move(link), std::move(hello), handler_, patience_,
-                                         &counters_);
-      if (const auto it = wanted_.find(id); it != wanted_.end()) {
-        if (it->second.first == epoch) slot->SendModel(std::move(it->second.second));
-        wanted_.erase(it);
-      }
       ended.swap(ended_);
+    }
+    // The old one's threads have said their last word before the new one says its first: what came
+    // of a partial sum over the one is known when it is offered again over the other.
+    ended.clear();
+    std::lock_guard lock(mu_);
+    const std::string id = hello.id();
+    spdlog::info("link from \"{}\" over {}", id, link->transport());
+    last_used_ = std::string(link->transport());
+    const uint64_t epoch = hello.epoch();
+    auto& slot = links_[id];
+    slot = std::make_unique<TierChild>(std::move(link), std::move(hello), handler_, patience_,
+                                       &counters_);
+    if (const auto it = wanted_.find(id); it != wanted_.end()) {
+      if (it->second.first == epoch) slot->SendModel(std::move(it->second.second));
+      wanted_.erase(it);
     }
   }
 
@@ -363,7 +157,7 @@ class FabricTierLinks final : public TierLinks {
   ModelCounters counters_;
   mutable std::mutex mu_;
   Links links_;                                    // guarded by mu_
-  std::vector<std::unique_ptr<ChildLink>> ended_;  // guarded by mu_
+  std::vector<std::unique_ptr<TierChild>> ended_;  // guarded by mu_
   std::map<std::string, std::pair<uint64_t, std::shared_ptr<const ModelVersion>>>
       wanted_;                 // guarded by mu_
   transport::LinkStats past_;  // guarded by mu_
@@ -375,8 +169,16 @@ class FabricTierLinks final : public TierLinks {
 absl::StatusOr<std::unique_ptr<TierLinks>> TierLinks::Start(const TransportConfig& config,
                                                             const std::string& node_name,
                                                             TierHandler* handler) {
+  ASSIGN_OR_RETURN(FabricChoice choice, MakeFabric(config));
+  return StartOver(std::move(choice), config, node_name, handler);
+}
+
+absl::StatusOr<std::unique_ptr<TierLinks>> TierLinks::StartOver(FabricChoice choice,
+                                                                const TransportConfig& config,
+                                                                const std::string& node_name,
+                                                                TierHandler* handler) {
   auto out = std::make_unique<FabricTierLinks>(handler, absl::Seconds(config.progress_timeout_s));
-  RETURN_IF_ERROR(out->Listen(config, node_name));
+  RETURN_IF_ERROR(out->Listen(std::move(choice), config, node_name));
   return std::unique_ptr<TierLinks>(std::move(out));
 }
 

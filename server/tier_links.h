@@ -12,7 +12,6 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "aggregation/fold_pool.h"
 #include "server/config.h"
 #include "server/downlink.h"
 #include "server/fabrics.h"
@@ -22,27 +21,37 @@
 
 namespace tributary::server {
 
-// One partial sum on its way in.
+class PartialFold;
+
+// One partial sum on its way in. Its answers may come from any thread, also when its link is gone.
 class IncomingPartial {
  public:
   virtual ~IncomingPartial() = default;
   virtual const v1::PartialSumHeader& header() const = 0;
-  // The answer to OnPartialStart: take it in, or drain and drop it. `sum` (for checking chunks)
-  // must outlive the receipt.
-  virtual void Decide(bool admit, const aggregation::ExactAccumulator* sum) = 0;
+  // The answer to OnPartialStart: its chunks go into `fold`, after those that are there already. Or
+  // one of the next two.
+  virtual void Admit(std::shared_ptr<PartialFold> fold) = 0;
+  // It does not count (any more), and the child is told why; what still comes is drained.
+  virtual void Refuse(const std::string& why) = 0;
+  // It is whole and counts.
+  virtual void Taken() = 0;
   uint64_t ticket = 0;  // the handler's own
-  uint64_t reserved_bytes = 0;
 };
 
+// Calls about one child come in order, over all its links.
 class TierHandler {
  public:
   virtual ~TierHandler() = default;
-  // The receiver waits for Decide: the child is held back by its credits.
+  // The receiver waits for the answer, and the child with it.
   virtual void OnPartialStart(std::shared_ptr<IncomingPartial> partial) = 0;
-  virtual void OnPartialComplete(std::shared_ptr<IncomingPartial> partial,
-                                 std::shared_ptr<const aggregation::PackedPartial> packed) = 0;
-  // The link broke or a chunk was bad (why names the peer).
+  // All its chunks are in its fold, and their digest is right.
+  virtual void OnPartialComplete(std::shared_ptr<IncomingPartial> partial) = 0;
+  // Its link broke, or it was left off (why names the peer): it may be gone on with.
   virtual void OnPartialBroken(std::shared_ptr<IncomingPartial> partial, absl::Status why) = 0;
+  // What this child sent is not valid, and nothing that it has begun may count. `partial` is null
+  // where it was not even a header.
+  virtual void OnPartialBad(const std::string& id, uint64_t epoch,
+                            std::shared_ptr<IncomingPartial> partial, absl::Status why) = 0;
 };
 
 class TierLinks {
@@ -50,6 +59,11 @@ class TierLinks {
   static absl::StatusOr<std::unique_ptr<TierLinks>> Start(const TransportConfig& config,
                                                           const std::string& node_name,
                                                           TierHandler* handler);
+  // The same over this fabric: for tests.
+  static absl::StatusOr<std::unique_ptr<TierLinks>> StartOver(FabricChoice choice,
+                                                              const TransportConfig& config,
+                                                              const std::string& node_name,
+                                                              TierHandler* handler);
   virtual ~TierLinks() = default;                            // cancels all links, joins all threads
   virtual std::string kind() const = 0;                      // as configured
   virtual const std::vector<LinkPlace>& places() const = 0;  // what children are told

@@ -13,10 +13,9 @@ namespace {
 constexpr uint64_t kMostHeaderChunks = 64;
 }  // namespace
 
-absl::Status SendStream(transport::Link& link, uint64_t stream, const std::string& header,
-                        uint64_t chunks, absl::Duration patience,
-                        const std::function<size_t(uint64_t, uint8_t*)>& fill,
-                        const std::function<bool()>& cancelled) {
+absl::StatusOr<StreamShape> SendStreamHeader(transport::Link& link, uint64_t stream,
+                                             const std::string& header, uint64_t data_chunks,
+                                             const StreamPace& pace) {
   const uint64_t header_chunks =
       std::max<uint64_t>(1, (header.size() + kModelChunkBytes - 1) / kModelChunkBytes);
   if (header_chunks > kMostHeaderChunks) {
@@ -24,21 +23,41 @@ absl::Status SendStream(transport::Link& link, uint64_t stream, const std::strin
                                                    " bytes; at most ",
                                                    kMostHeaderChunks * kModelChunkBytes, " fit"));
   }
-  for (uint64_t i = 0; i < header_chunks + chunks; ++i) {
-    if (cancelled()) return absl::CancelledError("the stream was given up");
-    ASSIGN_OR_RETURN(transport::Chunk chunk, link.Borrow(absl::Now() + patience));
-    chunk.tag() = {.stream = stream, .index = i, .a = header_chunks, .b = header_chunks + chunks};
-    if (i < header_chunks) {
-      const size_t at = i * kModelChunkBytes;
-      const size_t n = std::min<size_t>(kModelChunkBytes, header.size() - at);
-      std::memcpy(chunk.data(), header.data() + at, n);
-      chunk.set_size(n);
-    } else {
-      chunk.set_size(fill(i - header_chunks, chunk.data()));
-    }
+  for (uint64_t i = 0; i < header_chunks; ++i) {
+    if (pace.cancelled()) return absl::CancelledError("the stream was given up");
+    ASSIGN_OR_RETURN(transport::Chunk chunk, link.Borrow(absl::Now() + pace.patience));
+    chunk.tag() = {
+        .stream = stream, .index = i, .a = header_chunks, .b = header_chunks + data_chunks};
+    const size_t at = i * kModelChunkBytes;
+    const size_t n = std::min<size_t>(kModelChunkBytes, header.size() - at);
+    std::memcpy(chunk.data(), header.data() + at, n);
+    chunk.set_size(n);
+    RETURN_IF_ERROR(link.Send(std::move(chunk)));
+  }
+  return StreamShape{stream, header_chunks, data_chunks};
+}
+
+absl::Status SendStreamData(transport::Link& link, const StreamShape& shape, uint64_t first,
+                            const StreamFill& fill, const StreamPace& pace) {
+  for (uint64_t i = first; i < shape.data_chunks; ++i) {
+    if (pace.cancelled()) return absl::CancelledError("the stream was given up");
+    ASSIGN_OR_RETURN(transport::Chunk chunk, link.Borrow(absl::Now() + pace.patience));
+    chunk.tag() = {.stream = shape.stream,
+                   .index = shape.header_chunks + i,
+                   .a = shape.header_chunks,
+                   .b = shape.header_chunks + shape.data_chunks};
+    chunk.set_size(fill(i, chunk.data()));
     RETURN_IF_ERROR(link.Send(std::move(chunk)));
   }
   return absl::OkStatus();
+}
+
+absl::Status SendStream(transport::Link& link, uint64_t stream, const std::string& header,
+                        uint64_t chunks, absl::Duration patience, const StreamFill& fill,
+                        const std::function<bool()>& cancelled) {
+  const StreamPace pace{patience, cancelled};
+  ASSIGN_OR_RETURN(const StreamShape shape, SendStreamHeader(link, stream, header, chunks, pace));
+  return SendStreamData(link, shape, 0, fill, pace);
 }
 
 absl::StatusOr<StreamReader::Got> StreamReader::Feed(const transport::Chunk& chunk) {
@@ -52,7 +71,12 @@ absl::StatusOr<StreamReader::Got> StreamReader::Feed(const transport::Chunk& chu
     next_ = 0;
     header_chunks_ = tag.a;
     total_ = tag.b - tag.a;
+    start_ = 0;
     header_.clear();
+  }
+  if (start_ > 0 && next_ == header_chunks_) {
+    if (tag.index == header_chunks_ + start_) next_ = tag.index;
+    start_ = 0;
   }
   if (tag.stream != stream_ || tag.index != next_ || tag.index >= header_chunks_ + total_) {
     return absl::InvalidArgumentError(absl::StrCat("chunk ", tag.index, " of stream ", tag.stream,

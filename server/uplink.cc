@@ -1,4 +1,4 @@
-// Session, heartbeat, link and forwarding threads of a child aggregator.
+// Session, heartbeat and link threads of a child aggregator; forwarding is the Forwarder's.
 #include "server/uplink.h"
 
 #include <grpcpp/grpcpp.h>
@@ -15,6 +15,7 @@
 #include "base/philox.h"
 #include "base/status.h"
 #include "server/fabrics.h"
+#include "server/forwarder.h"
 #include "server/model_stream.h"
 #include "server/tier_stream.h"
 #include "tributary/v1/client_service.grpc.pb.h"
@@ -33,11 +34,16 @@ class GrpcUplink final : public Uplink {
   GrpcUplink(const Options& options, UplinkHandler* handler)
       : options_(options),
         handler_(handler),
-        jitter_(SeededHash(options.epoch, "uplink", options.id)) {
+        jitter_(SeededHash(options.epoch, "uplink", options.id)),
+        forwarder_(absl::Seconds(options.transport.progress_timeout_s),
+                   {.forwarded =
+                        [handler](uint64_t round, absl::Status status, double seconds) {
+                          handler->OnForwarded(round, std::move(status), seconds);
+                        },
+                    .released = [handler](uint64_t forward) { handler->OnReleased(forward); }}) {
     session_thread_ = std::thread([this] { SessionLoop(); });
     heartbeat_thread_ = std::thread([this] { HeartbeatLoop(); });
     link_thread_ = std::thread([this] { LinkLoop(); });
-    forward_thread_ = std::thread([this] { ForwardLoop(); });
   }
 
   ~GrpcUplink() override {
@@ -51,8 +57,7 @@ class GrpcUplink final : public Uplink {
       if (link_ != nullptr) link_->Cancel("shutting down");
     }
     wake_.notify_all();
-    for (auto* thread : {&session_thread_, &heartbeat_thread_, &link_thread_, &forward_thread_})
-      thread->join();
+    for (auto* thread : {&session_thread_, &heartbeat_thread_, &link_thread_}) thread->join();
   }
 
   void SetCensus(uint64_t clients, uint64_t examples) override {
@@ -83,36 +88,12 @@ class GrpcUplink final : public Uplink {
   }
 
   void Forward(v1::PartialSumHeader header, const aggregation::ExactAccumulator* sum) override {
-    {
-      std::lock_guard lock(mu_);
-      GiveUp();
-      job_ = Job{++last_job_, std::move(header), sum};
-    }
-    wake_.notify_all();
+    forwarder_.Forward(std::move(header), sum);
   }
-
-  uint64_t Abandon() override {
-    std::lock_guard lock(mu_);
-    GiveUp();
-    return running_job_;
-  }
+  uint64_t Abandon() override { return forwarder_.Abandon(); }
 
  private:
-  struct Job {
-    uint64_t number;
-    v1::PartialSumHeader header;
-    const aggregation::ExactAccumulator* sum;
-  };
   using Stream = grpc::ClientReaderWriter<v1::SessionRequest, v1::SessionResponse>;
-
-  // mu_ is held.
-  void GiveUp() {
-    job_.reset();
-    given_up_ = last_job_;
-    // A stream that waits for the parent's credit would wait on; the link is made anew.
-    if (running_job_ != 0 && running_link_ != nullptr)
-      running_link_->Cancel("the round was given up");
-  }
 
   bool stopping() {
     std::lock_guard lock(mu_);
@@ -281,9 +262,8 @@ class GrpcUplink final : public Uplink {
   // ---- The link
 
   void LinkLoop() {
-    // Two: a link that ends may still hold its memory while the next is made.
-    const absl::StatusOr<FabricChoice> choice = MakeFabric(options_.transport, /*links=*/2);
-    if (!choice.ok()) return spdlog::error("no link to the parent: {}", Text(choice.status()));
+    const auto fabric = MakeFabricToParent(options_.transport);
+    if (!fabric.ok()) return spdlog::error("no link to the parent: {}", Text(fabric.status()));
     absl::Duration wait = kBackoffMin;
     while (true) {
       std::string address;
@@ -310,7 +290,7 @@ class GrpcUplink final : public Uplink {
       link_options.lanes = options_.transport.lanes;
       link_options.heartbeat = absl::Seconds(options_.transport.heartbeat_s);
       link_options.progress_timeout = absl::Seconds(options_.transport.progress_timeout_s);
-      auto link = choice->fabric->Connect(address, link_options);
+      auto link = (*fabric)->Connect(address, link_options);
       absl::Status status = link.status();
       if (link.ok()) {
         wait = kBackoffMin;
@@ -322,8 +302,9 @@ class GrpcUplink final : public Uplink {
           transport_ = std::string(shared->transport());
         }
         spdlog::info("link to \"{}\" over {}", shared->peer(), shared->transport());
-        wake_.notify_all();
+        forwarder_.UseLink(shared);
         status = ReceiveModels(*shared, layout);
+        forwarder_.UseLink(nullptr);
         std::lock_guard lock(mu_);
         link_ = nullptr;
         // Forward may still send on it: make it fail at once rather than wait.
@@ -347,58 +328,17 @@ class GrpcUplink final : public Uplink {
     while (true) {
       ASSIGN_OR_RETURN(transport::Chunk chunk, link.Receive(absl::InfiniteFuture()));
       ASSIGN_OR_RETURN(const StreamReader::Got got, reader.Feed(chunk));
+      if (got == StreamReader::Got::kHeader && IsPartialStream(reader.stream())) {
+        v1::PartialSumAnswer answer;
+        if (!answer.ParseFromString(reader.header()) || reader.total() != 0)
+          return absl::InvalidArgumentError("the parent's answer to a partial sum does not read");
+        forwarder_.Answer(std::move(answer));
+        continue;
+      }
       ASSIGN_OR_RETURN(std::shared_ptr<const ModelVersion> model,
                        models_.Take(layout, reader, got, std::move(chunk)));
       if (model != nullptr) handler_->OnModel(std::move(model));
     }
-  }
-
-  // ---- Forwarding
-
-  void ForwardLoop() {
-    std::unique_lock lock(mu_);
-    while (true) {
-      wake_.wait(lock, [this] { return stopping_ || (job_.has_value() && link_ != nullptr); });
-      if (stopping_) return;
-      Job job = *std::move(job_);
-      job_.reset();
-      running_job_ = job.number;
-      running_link_ = link_;
-      const std::shared_ptr<transport::Link> link = link_;
-      lock.unlock();
-      const absl::Time start = absl::Now();
-      const absl::Status status = Send(*link, &job);
-      const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
-      if (!status.ok()) link->Cancel("a partial sum was not sent to its end");
-      lock.lock();
-      running_job_ = 0;
-      running_link_ = nullptr;
-      const bool given_up = job.number <= given_up_;
-      const bool again =
-          !status.ok() && !absl::IsInvalidArgument(status) && !given_up && !stopping_;
-      if (!status.ok() && link_ == link) link_ = nullptr;
-      lock.unlock();
-      if (given_up) {
-        handler_->OnReleased(job.number);
-      } else if (!again) {
-        handler_->OnForwarded(job.header.round(), status, seconds);
-      }
-      lock.lock();
-      // The link broke: once more over the next one, unless there is a newer word by now.
-      if (again && job.number > given_up_) job_ = std::move(job);
-    }
-  }
-
-  absl::Status Send(transport::Link& link, Job* job) {
-    const auto cancelled = [this, job] {
-      std::lock_guard lock(mu_);
-      return job->number <= given_up_ || stopping_;
-    };
-    job->header.set_packed_bytes(job->sum->PackedBytes());
-    return SendStream(
-        link, PartialStreamId(job->header.round()), job->header.SerializeAsString(),
-        job->header.chunks(), absl::Seconds(options_.transport.progress_timeout_s),
-        [job](uint64_t i, uint8_t* out) { return job->sum->PackChunk(i, out); }, cancelled);
   }
 
   const Options options_;
@@ -421,13 +361,8 @@ class GrpcUplink final : public Uplink {
   std::shared_ptr<const aggregation::ModelLayout> layout_;
   std::shared_ptr<transport::Link> link_;
   std::string transport_;  // of the last link
-  // Forwards are numbered from 1; 0 is none.
-  std::optional<Job> job_;  // waits for the link or the one that runs
-  uint64_t last_job_ = 0;
-  uint64_t given_up_ = 0;  // this one and all before
-  uint64_t running_job_ = 0;
-  std::shared_ptr<transport::Link> running_link_;
-  std::thread session_thread_, heartbeat_thread_, link_thread_, forward_thread_;
+  Forwarder forwarder_;
+  std::thread session_thread_, heartbeat_thread_, link_thread_;
 };
 
 }  // namespace

@@ -28,7 +28,7 @@ class UplinkHandler {
   virtual void OnParentStop(v1::Stop stop) = 0;          // not for GOING_AWAY: that is reconnected
   virtual void OnParentRefused(std::string reason) = 0;  // for good
   virtual void OnModel(std::shared_ptr<const ModelVersion> model) = 0;
-  // A partial sum is all on its way (or the last try failed).
+  // The parent has all of a partial sum, or refuses it, or the last try failed.
   virtual void OnForwarded(uint64_t round, absl::Status status, double seconds) = 0;
   // The sum of a Forward that was given up while it ran is not read any more; as Abandon named it.
   virtual void OnReleased(uint64_t forward) = 0;

@@ -12,6 +12,8 @@ Chunk& Chunk::operator=(Chunk&& other) noexcept {
   size_ = std::exchange(other.size_, 0);
   capacity_ = std::exchange(other.capacity_, 0);
   kind_ = other.kind_;
+  filled_on_device_ = other.filled_on_device_;
+  device_address_ = other.device_address_;
   tag_ = other.tag_;
   return *this;
 }

@@ -46,8 +46,14 @@ class ChunkOwner;
 class Chunk {
  public:
   Chunk() = default;
-  Chunk(ChunkOwner* owner, uint32_t slot, uint8_t* data, size_t capacity, MemoryKind kind)
-      : owner_(owner), slot_(slot), data_(data), capacity_(capacity), kind_(kind) {}
+  Chunk(ChunkOwner* owner, uint32_t slot, uint8_t* data, size_t capacity, MemoryKind kind,
+        uint64_t device_address = 0)
+      : owner_(owner),
+        slot_(slot),
+        data_(data),
+        capacity_(capacity),
+        kind_(kind),
+        device_address_(device_address) {}
   Chunk(Chunk&& other) noexcept { *this = std::move(other); }
   Chunk& operator=(Chunk&& other) noexcept;
   ~Chunk();
@@ -58,6 +64,11 @@ class Chunk {
   void set_size(size_t bytes) { size_ = bytes; }  // <= capacity()
   ByteSpan bytes() const { return {data_, size_}; }
   MemoryKind memory_kind() const { return kind_; }
+  // kCuda: where the GPU has the payload too; else 0. A received one is in both places. What is to
+  // be sent is filled at data(), or on the GPU (complete there when Send is called) and said so.
+  uint64_t device_address() const { return device_address_; }
+  void set_filled_on_device(bool on) { filled_on_device_ = on; }
+  bool filled_on_device() const { return filled_on_device_; }
   ChunkTag& tag() { return tag_; }
   const ChunkTag& tag() const { return tag_; }
   explicit operator bool() const { return owner_ != nullptr; }
@@ -70,6 +81,8 @@ class Chunk {
   size_t size_ = 0;
   size_t capacity_ = 0;
   MemoryKind kind_ = MemoryKind::kHost;
+  bool filled_on_device_ = false;
+  uint64_t device_address_ = 0;
   ChunkTag tag_;
 };
 

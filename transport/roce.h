@@ -3,7 +3,8 @@
 // A link is a control socket (TCP, as tcp's) and 1..8 reliable-connection queue pairs. Chunks are
 // written straight into slots that the receiver has granted (RDMA WRITE WITH IMMEDIATE); nothing is
 // published before its completion. Addresses are those of an IP interface of the RDMA device:
-// "host:port". The device and the GID follow from the route that the control socket took.
+// "host:port". Device, port and GID are those of the route to the peer, which librdmacm asks the
+// kernel for; where that cannot be had, those of the control socket's own address.
 // transport/README.md describes states, threads and frames.
 #pragma once
 
@@ -19,10 +20,10 @@
 namespace tributary::transport {
 
 struct RoceOptions {
-  // The RDMA device, as `ibv_devices` lists it ("mlx5_0"). Empty: by the control socket's address.
+  // The RDMA device, as `ibv_devices` lists it ("mlx5_0"). Empty: by the route.
   std::string device;
-  uint32_t port = 0;   // of the device, from 1; 0: by the address
-  int gid_index = -1;  // in the port's GID table; -1: by the address
+  uint32_t port = 0;   // of the device, from 1; 0: by the route
+  int gid_index = -1;  // in the port's GID table; -1: by the route
   // Upper limit of the path MTU in bytes, 256, 512, 1024, 2048 or 4096; 0: what both ports have.
   uint32_t path_mtu = 0;
   uint32_t traffic_class = 0;  // 0..255: DSCP << 2 | ECN, as the fabric's PFC and ECN are set up
@@ -31,7 +32,9 @@ struct RoceOptions {
   // Memory that each device's arena registers (and so pins) at the start; a link takes 2 × slots ×
   // (chunk_bytes + 64, in whole pages) of it. The default serves 15 links of default LinkOptions.
   size_t arena_bytes = size_t{256} << 20;
-  // Where the arena lives. kCuda is refused with its reason where it cannot be had.
+  // Where the arena lives. kCuda: on the first GPU, with a pinned view of it for the CPU, so that
+  // chunks have both a data() and a device_address(); registered by dma-buf or nvidia-peermem, else
+  // staged through that view, which the log says. Refused with the reason where there is no CUDA.
   MemoryKind arena_memory = MemoryKind::kHost;
   // How long an acknowledgement may take before a packet is sent again, rounded up to 4.096 µs ×
   // 2^n; and how often it is sent again before the link fails. ack_timeout × (retries + 1) is how

@@ -1,7 +1,10 @@
 // The delta source that aggregation::EncodeUpdate reads from.
 #include "client/internal/encode.h"
 
+#include <algorithm>
+#include <cmath>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -22,7 +25,11 @@ class ResultSource final : public aggregation::DeltaSource {
     if (tensor >= result_->floats.size()) return Missing(tensor, "float");
     std::vector<float>& delta = result_->floats[tensor];
     RETURN_IF_ERROR(CheckSize(tensor, delta.size()));
-    if (HasFeedback(tensor)) residuals_->AddTo(tensor, delta);
+    const compression::TensorCodec& codec = CodecOf(tensor);
+    if (codec.error_feedback) residuals_->AddTo(tensor, delta);
+    if (codec.codec->capabilities().id == compression::CodecId::kHq) {
+      for (const float v : delta) largest_ = std::max(largest_.value_or(0), std::abs(v));
+    }
     return delta;
   }
   absl::StatusOr<std::span<const int64_t>> Ints(uint32_t tensor) override {
@@ -33,11 +40,23 @@ class ResultSource final : public aggregation::DeltaSource {
   std::span<float> Residual(uint32_t tensor) override {
     return residuals_->Pending(tensor, layout_.TensorElements(tensor));
   }
+  std::span<const float> Warm(uint32_t tensor) override {
+    return residuals_->Committed(WarmSlot(tensor));
+  }
+  std::vector<float>* NextWarm(uint32_t tensor) override {
+    return residuals_->PendingState(WarmSlot(tensor));
+  }
+  // The largest |element| of what hq encodes; nothing where it encodes nothing.
+  std::optional<float> largest() const { return largest_; }
 
  private:
-  bool HasFeedback(uint32_t tensor) const {
+  // Behind the residuals.
+  uint32_t WarmSlot(uint32_t tensor) const {
+    return static_cast<uint32_t>(layout_.tensors().size()) + tensor;
+  }
+  const compression::TensorCodec& CodecOf(uint32_t tensor) const {
     const aggregation::TensorSpec& spec = layout_.tensors()[tensor];
-    return policy_.For(spec.name, layout_.TensorElements(tensor), spec.shape.size()).error_feedback;
+    return policy_.For(spec.name, layout_.TensorElements(tensor), spec.shape.size());
   }
   absl::Status Missing(uint32_t tensor, const char* kind) const {
     return absl::InvalidArgumentError(
@@ -56,6 +75,7 @@ class ResultSource final : public aggregation::DeltaSource {
   const compression::CodecPolicy& policy_;
   TrainResult* const result_;
   ResidualStore* const residuals_;
+  std::optional<float> largest_;
 };
 
 absl::Status CheckSegments(const Segments& segments) {
@@ -82,7 +102,7 @@ absl::StatusOr<EncodedDelta> Encode(const aggregation::ModelLayout& layout,
     return absl::InvalidArgumentError(absl::StrCat("round ", spec.round(), " is beyond 2^32"));
   }
   const bool feedback = policy.error_feedback();
-  if (feedback) residuals->Begin(spec.round(), layout.tensors().size());
+  if (feedback) residuals->Begin(spec.round(), 2 * layout.tensors().size());
   ResultSource source(layout, policy, &result, residuals);
   const aggregation::EncodeKeys keys{SeededHash(spec.seed(), "codec", client_id),
                                      SeededHash(spec.seed(), "mask", "")};
@@ -98,7 +118,9 @@ absl::StatusOr<EncodedDelta> Encode(const aggregation::ModelLayout& layout,
     if (feedback) residuals->Rollback(spec.round());
     return encoded;
   }
-  return MakeEncodedDelta(std::move(segments));
+  EncodedDelta delta = MakeEncodedDelta(std::move(segments));
+  delta.largest = source.largest();
+  return delta;
 }
 
 }  // namespace tributary::client::internal

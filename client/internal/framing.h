@@ -20,8 +20,9 @@ using Segments = std::vector<std::vector<uint8_t>>;
 // An update as it is kept and sent: whole segments in order.
 struct EncodedDelta {
   std::shared_ptr<const Segments> segments;
-  uint64_t bytes = 0;   // of all segments together
-  uint32_t crc32c = 0;  // over all segments' bytes
+  uint64_t bytes = 0;                 // of all segments together
+  uint32_t crc32c = 0;                // over all segments' bytes
+  std::optional<float> largest = {};  // |element| that hq encoded: compression/agreed.h
 };
 EncodedDelta MakeEncodedDelta(std::shared_ptr<const Segments> segments);
 

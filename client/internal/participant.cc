@@ -9,6 +9,7 @@
 #include "aggregation/grid.h"
 #include "base/status.h"
 #include "client/internal/encode.h"
+#include "compression/agreed.h"
 
 namespace tributary::client::internal {
 
@@ -246,6 +247,12 @@ void Participant::Train(const TrainTask& task, const TaskKey& key) {
   header.mutable_metrics()->Assign(result->metrics.begin(), result->metrics.end());
   absl::StatusOr<EncodedDelta> delta = EncodeResult(task, *std::move(result));
   if (!delta.ok()) return Decline(key, std::string(delta.status().message()));
+  if (delta->largest.has_value()) {
+    v1::Metric* const largest = header.add_metrics();
+    largest->set_name(compression::kLargestMetric);
+    largest->set_value(std::min(*delta->largest, 4096.0f));  // what a metric may be
+    largest->set_weight(1);
+  }
   header.set_encoded_bytes(delta->bytes);
   round.delta = *std::move(delta);
   open_ = std::move(round);
@@ -270,7 +277,7 @@ absl::StatusOr<EncodedDelta> Participant::EncodeResult(const TrainTask& task, Tr
   if (feedback) SaveResiduals();  // before a byte is sent: a new life knows what was left behind
   if (finished) {
     last_encoded_ = delta.segments;
-    last_delta_ = {nullptr, delta.bytes, delta.crc32c};
+    last_delta_ = {nullptr, delta.bytes, delta.crc32c, {}};
   }
   return delta;
 }

@@ -31,6 +31,13 @@ class ResidualStore {
   // Where the encoding of `tensor` in the begun round leaves its residual; `elements` floats,
   // zeroed.
   std::span<float> Pending(uint32_t tensor, size_t elements);
+  // Other state that a codec carries from encoding to encoding, committed and rolled back with the
+  // residuals; `slot` is counted after the tensors given to Begin, which has room for it.
+  std::span<const float> Committed(uint32_t slot) const {
+    return slot < committed_.size() ? std::span<const float>(committed_[slot])
+                                    : std::span<const float>();
+  }
+  std::vector<float>* PendingState(uint32_t slot) { return &pending_[slot]; }
   // The begun round's update counted: what it left is what the next carries. Else the committed
   // residuals stay: the next delta is trained anew, and nothing of the lost one was sent.
   // Other rounds than the begun one change nothing.

@@ -42,9 +42,15 @@ class ElementCodec final : public Codec {
   absl::Status Validate(const PiecedBytes& payload, uint64_t n, double bound) const override;
   void Fold(const PiecedBytes& payload, uint64_t begin, uint64_t count, const GridFold& grid,
             int64_t* acc) const override;
+  void FoldMany(std::span<const FoldPart> parts, uint64_t count, int fraction_bits,
+                int64_t* acc) const override;
   void Decode(const PiecedBytes& payload, std::span<float> out) const override;
 
  private:
+  FoldArgs Args(const GridFold& grid) const;
+  void FoldRuns(const PiecedBytes& payload, uint64_t begin, uint64_t count, const FoldArgs& args,
+                int64_t* acc) const;
+
   ElementFormat format_;
 };
 

@@ -18,24 +18,35 @@ namespace tributary::compression {
 enum class SparseValues : uint8_t { kFloat32 = 0, kFloat16 = 1, kInt8 = 2, kTernary = 3 };
 
 std::shared_ptr<const Codec> MakeTopK(double fraction, SparseValues values);
+struct SketchForm;
+std::shared_ptr<const Codec> MakeSketch(const SketchForm& form);
 std::shared_ptr<const Codec> MakeRandK(uint32_t stride, SparseValues values, bool scaled);
 
 // No segment of topk spans more: a hostile directory of empty tiles stays short.
 inline constexpr uint64_t kMaxSparseTiles = 128;
 inline constexpr uint32_t kBitmapTag = 15;
-inline constexpr size_t kBitmapBytes = kTileElements / 8;
+inline constexpr uint32_t kStreamVByteTag = 16;  // in the entry: tag 0 and 4,096 more bytes
+inline constexpr size_t kBitmapBytes = kTileElements / 8;  // no places take more
 
 // A tile's entry in the directory: 0, no non-zeros; else bits 0-14 their number less one, 15-27 the
 // bytes of their places, 28-31 how those are written: 0-14 Golomb-Rice with that parameter, 15 a
-// bitmap.
+// bitmap; bytes above 4,096, which no places take, are so many and 4,096 of StreamVByte.
 struct TileEntry {
   uint32_t count = 0;        // non-zeros, up to 32,768
   uint32_t index_bytes = 0;  // up to 4,096
   uint32_t tag = 0;
-  uint32_t Word() const { return count == 0 ? 0 : (count - 1) | index_bytes << 15 | tag << 28; }
+  uint32_t Word() const {
+    if (count == 0) return 0;
+    if (tag == kStreamVByteTag) return (count - 1) | (index_bytes + kBitmapBytes) << 15;
+    return (count - 1) | index_bytes << 15 | tag << 28;
+  }
   static TileEntry FromWord(uint32_t word) {
     if (word == 0) return {};
-    return {(word & 0x7FFF) + 1, word >> 15 & 0x1FFF, word >> 28};
+    const uint32_t bytes = word >> 15 & 0x1FFF, tag = word >> 28;
+    if (tag == 0 && bytes > kBitmapBytes) {
+      return {(word & 0x7FFF) + 1, bytes - static_cast<uint32_t>(kBitmapBytes), kStreamVByteTag};
+    }
+    return {(word & 0x7FFF) + 1, bytes, tag};
   }
 };
 

@@ -30,10 +30,11 @@ class SpecStage {
                                           uint32_t most);
   absl::StatusOr<uint32_t> TakeNumber(absl::string_view key, uint32_t usual, uint32_t least,
                                       uint32_t most);
-  // "2^-12": 12.
+  // "2^-12": 12; "auto": `usual`, until the round's spec says a number.
   absl::StatusOr<int> TakeStep(int usual, int most);
   // A fraction in (0, most], without key.
   absl::StatusOr<double> TakeFraction(double most);
+  absl::StatusOr<double> TakeFraction(absl::string_view key, double usual, double most);
   // INVALID_ARGUMENT where an argument was not taken.
   absl::Status Done() const;
   // INVALID_ARGUMENT with the spec, what is wrong, and what is known.

@@ -1,4 +1,4 @@
-// Byte stages behind a codec: zstd and lz4, kept only where they win.
+// Stages behind a codec, kept only where they win: zeros, then zstd or lz4.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +15,18 @@ inline constexpr size_t kStageHeadBytes = 12;
 inline constexpr uint64_t kMaxStageTiles = 8;
 inline constexpr uint64_t kMaxStageRatio = 32768;
 
+// Elements that are left out, or not, together.
+inline constexpr uint64_t kZeroBlock = 256;
+
+// Whether a payload of `id` may lie within one of `stage`: zeros within zstd and lz4, no stage
+// within itself, and no sketch, whose cells are not elements, in any.
+inline bool MayBeWithin(uint16_t id, CodecId stage) {
+  const auto inner = static_cast<CodecId>(id);
+  if (inner == CodecId::kZstd || inner == CodecId::kLz4 || inner == CodecId::kSketch) return false;
+  return inner != CodecId::kZeros || stage != CodecId::kZeros;
+}
+
+std::shared_ptr<const Codec> MakeZeros(std::shared_ptr<const Codec> inner);
 std::shared_ptr<const Codec> MakeZstd(std::shared_ptr<const Codec> inner, int level);
 std::shared_ptr<const Codec> MakeLz4(std::shared_ptr<const Codec> inner);
 // To decode: what is inside, each payload says.

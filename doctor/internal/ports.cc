@@ -111,15 +111,17 @@ struct Owner {
 };
 
 // The owner of `address`; else, where there is one, the first port's best.
-Owner OwnerOf(const Inventory& inventory, const std::string& address, Owner* instead) {
+Owner OwnerOf(const Exam& exam, const Inventory& inventory, const transport::rdma::Gid& address,
+              Owner* instead) {
   for (const RdmaDevice& device : inventory.devices) {
     for (const RdmaPort& port : device.ports) {
       if (!port.active() || port.link_layer == LinkLayer::kInfiniband) continue;
-      for (const RankedGid& gid : RankGids(port.gids, {})) {
-        if (!gid.usable) continue;
-        if (GidText(gid.entry.gid) == address) return {PortName(device, port), gid};
-        if (instead->port.empty()) *instead = {PortName(device, port), gid};
-      }
+      GidWish wish = WishOf(exam, device, port);
+      if (const auto best = PickGid(port.gids, wish); best.ok() && instead->port.empty())
+        *instead = {PortName(device, port), *best};
+      wish.address = address;
+      if (const auto own = PickGid(port.gids, wish); own.ok())
+        return {PortName(device, port), *own};
     }
   }
   return {};
@@ -138,8 +140,13 @@ void CheckLinkAddress(const Exam& exam, const Inventory& inventory) {
     exam.report.Skip(name, address.ok() ? "links stay on this machine" : Text(address.status()));
     return;
   }
+  const auto gid = transport::rdma::ParseGid(address->address);
+  if (!gid.ok()) {
+    exam.report.Skip(name, Text(gid.status()));
+    return;
+  }
   Owner instead;
-  const Owner owner = OwnerOf(inventory, address->address, &instead);
+  const Owner owner = OwnerOf(exam, inventory, *gid, &instead);
   if (!owner.port.empty()) {
     exam.report.Ok(name, absl::StrCat("links to ", address->address, " use GID ",
                                       owner.gid.entry.index, " of ", owner.port));

@@ -96,6 +96,9 @@ struct Bench {
     t->add_option("--repetitions", transport.repetitions)
         ->check(CLI::Range(1, 1000))
         ->capture_default_str();
+    t->add_option("--slots", transport.slots, "under way; 0: as many as hold 8 MiB")
+        ->check(CLI::Range(0, 1024))
+        ->capture_default_str();
     t->add_option("--json", transport.json, "write the figures to this file");
     t->callback([this, code] { *code = bench::Transport(transport); });
 

@@ -158,6 +158,10 @@ aggregation::GridRequest GridRequestOf(const AggregationConfig& config) {
 
 void CheckNodeTogether(TomlReader& toml, const Config& c) {
   CheckAddresses(toml, c);
+  const FaultsConfig& faults = c.transport.faults;
+  toml.Require(!c.is_root() || (faults.stall_after == 0 && faults.cut_after == 0),
+               "transport.faults", faults.stall_after > 0 ? "stall_after" : "cut_after",
+               "[transport.faults] is about links to a parent, and a root has none: remove it");
   toml.Require(c.transport.heartbeat_s < c.transport.progress_timeout_s, "transport",
                toml.Has("transport", "progress_timeout_s") ? "progress_timeout_s" : "heartbeat_s",
                absl::StrCat("[transport] heartbeat_s = ", c.transport.heartbeat_s,

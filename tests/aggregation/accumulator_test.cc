@@ -135,6 +135,35 @@ TEST(AccumulatorTest, RefusesToSubtractWhereMaxOrFirstTensorsAre) {
             absl::StatusCode::kFailedPrecondition);
 }
 
+TEST(AccumulatorTest, ChunksWithoutMaxAndFirstTensorsCanBeSubtractedBesideSuchThatHaveThem) {
+  // 131,072 elements a chunk: "peak" begins chunk 1 and ends in chunk 2.
+  const auto layout = testing::MakeLayout({{"w", {131'072}, DType::kF32, Policy::kMean},
+                                           {"peak", {131'073}, DType::kF32, Policy::kMax},
+                                           {"v", {131'071 + 131'072}, DType::kF32, Policy::kSum},
+                                           {"label", {1}, DType::kI64, Policy::kFirst}});
+  auto sum = testing::MakeAccumulator(layout, Grid());
+  ASSERT_EQ(sum->chunk_count(), 5u);
+  std::vector<bool> can;
+  for (uint64_t chunk = 0; chunk < 5; ++chunk) can.push_back(sum->CanSubtractChunk(chunk));
+  EXPECT_EQ(can, (std::vector<bool>{true, false, false, true, false}));
+  const std::string before = testing::DigestOf(*sum);
+  auto child = testing::MakeAccumulator(layout, Grid());
+  auto deltas = testing::RandomDeltas(*layout, 8);
+  testing::FoldAll(
+      child.get(),
+      {testing::Assemble(layout, Grid(), testing::Record(*layout, {"fp32"}, "c", 3, deltas))});
+  const auto packed = testing::PackAll(*child, "c");
+  const ElementRange all = testing::Everything(*sum);
+  for (const uint64_t chunk : {0, 3}) {
+    sum->MergeChunk(chunk, packed->chunks[chunk], "c", all);
+    EXPECT_NE(testing::DigestOf(*sum), before);
+    EXPECT_TRUE(sum->SubtractChunk(chunk, packed->chunks[chunk], all).ok());
+    EXPECT_EQ(testing::DigestOf(*sum), before);
+  }
+  EXPECT_EQ(sum->SubtractChunk(2, packed->chunks[2], all).code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
 TEST(AccumulatorTest, FirstIsTheSmallestIdInWhateverPartsAndOrderItComes) {
   // Its tile lies across chunks 0 and 1.
   const auto layout = testing::MakeLayout({{"w", {120'000}, DType::kF32, Policy::kMean},

@@ -28,6 +28,9 @@ const char* const kSpecs[] = {"fp32",
                               "eden(bits=1)",
                               "eden(bits=3); small = eden",
                               "hq",
+                              "powersgd",
+                              "powersgd(rank=6); small = powersgd(rank=1)",
+                              "fp32 | zeros | zstd; small = int8 | zeros",
                               "int8 | ef | zstd; *bias = fp16"};
 
 testing::LayoutPtr Layout() {
@@ -135,7 +138,7 @@ TEST(Codecs, TopKKeepsTheWholeTensorsLargestAcrossSegments) {
 // Indices beyond 32 bits: a segment near the end of a huge tensor, whose sums are never allocated.
 TEST(Codecs, PlacesInHugeTensorsAreCountedWithSixtyFourBits) {
   for (const uint64_t first : {uint64_t{1} << 16, uint64_t{1} << 31, uint64_t{1} << 32}) {
-    for (const char* spec : {"topk(0.01)", "eden", "randk(0.01)", "int4"}) {
+    for (const char* spec : {"topk(0.01)", "eden", "randk(0.01)", "int4", "powersgd", "int8 | zeros"}) {
       const auto codec = compression::MakeCodec(spec);
       std::vector<float> x(compression::kTileElements + 1), back(x.size());
       for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i % 1000) / 4000;

@@ -117,6 +117,67 @@ TEST(FoldPoolTest, CallsBackWhereThereIsNothingToFold) {
   EXPECT_EQ(calls, 2);
 }
 
+// A chunk each, as they come from a link.
+std::vector<std::shared_ptr<const PackedPartial>> ChunkByChunk(const PackedPartial& whole) {
+  std::vector<std::shared_ptr<const PackedPartial>> out;
+  for (uint64_t i = 0; i < whole.chunks.size(); ++i) {
+    out.push_back(std::make_shared<PackedPartial>(
+        PackedPartial{.first_id = whole.first_id, .chunks = {whole.chunks[i]}, .first_chunk = i}));
+  }
+  return out;
+}
+
+TEST(FoldPoolTest, MergesChunkByChunkAndAFenceComesAfterThem) {
+  const Fixture fixture(3);
+  auto child = testing::MakeAccumulator(fixture.layout, Grid());
+  for (int i = 0; i < 3; ++i) testing::FoldAll(child.get(), {fixture.Update(i)});
+  const auto chunks = ChunkByChunk(*testing::PackAll(*child, "c0"));
+  ASSERT_GT(chunks.size(), 1u);
+  for (const int workers : {1, 2, 5}) {
+    auto sum = testing::MakeAccumulator(fixture.layout, Grid());
+    FoldPool pool({workers, 2});
+    pool.Target(sum.get());
+    std::atomic<int> calls = 0;
+    for (auto chunk = chunks.rbegin(); chunk != chunks.rend(); ++chunk)
+      pool.Merge(*chunk, [&] { ++calls; });
+    std::promise<void> fenced;
+    pool.Fence([&] { fenced.set_value(); });
+    fenced.get_future().wait();
+    EXPECT_EQ(testing::DigestOf(*sum), fixture.Expected());
+    pool.Wait();
+    EXPECT_EQ(calls, static_cast<int>(chunks.size()));
+  }
+}
+
+TEST(FoldPoolTest, SubtractUndoesMergeAmongOtherWorkInWhateverOrder) {
+  const auto layout = testing::AdditiveLayout();
+  std::vector<testing::UpdatePtr> updates;
+  for (int i = 0; i < 6; ++i) {
+    auto deltas = testing::RandomDeltas(*layout, 40 + i);
+    updates.push_back(testing::Assemble(
+        layout, Grid(),
+        testing::Record(*layout, {"fp32"}, absl::StrCat("c", i), 1 + 5 * i, deltas)));
+  }
+  auto child = testing::MakeAccumulator(layout, Grid());
+  testing::FoldAll(child.get(), {updates[0], updates[1]});
+  const auto chunks = ChunkByChunk(*testing::PackAll(*child, "c0"));
+  auto expected = testing::MakeAccumulator(layout, Grid());
+  testing::FoldAll(expected.get(), {updates.begin() + 2, updates.end()});
+
+  auto sum = testing::MakeAccumulator(layout, Grid());
+  FoldPool pool({3, 2});
+  pool.Target(sum.get());
+  pool.Fold(updates[2], nullptr);
+  for (const auto& chunk : chunks) pool.Merge(chunk, nullptr);
+  for (size_t i = 3; i < updates.size(); ++i) pool.Fold(updates[i], nullptr);
+  for (auto chunk = chunks.rbegin(); chunk != chunks.rend(); ++chunk)
+    pool.Subtract(*chunk, nullptr);
+  pool.Subtract(chunks[0], nullptr);  // and once before it is there
+  pool.Merge(chunks[0], nullptr);
+  pool.Wait();
+  EXPECT_EQ(testing::DigestOf(*sum), testing::DigestOf(*expected));
+}
+
 TEST(FoldPoolTest, FinishesWhatWasHandedInBeforeItEnds) {
   const Fixture fixture(5);
   auto sum = testing::MakeAccumulator(fixture.layout, Grid());

@@ -338,6 +338,8 @@ TEST(DownlinkCodecTest, RefusesWhatOnlyUpdatesCanUseWithTheReason) {
       {"randk(0.01)", "scaled=no"},
       {"randk(0.01) | lz4", "feeds back"},
       {"int8 | ef21", "each client"},
+      {"powersgd(rank=2)", "one way down for all"},
+      {"sketch(0.01)", "nothing is summed"},
       {"int8 | int4", "quantise twice"},
       {"int9", "is not a codec"},
   };

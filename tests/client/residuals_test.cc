@@ -91,6 +91,86 @@ TEST(Conservation, OverAThousandRoundsOfWhichThirtyPercentAreLostNothingIsMissin
   ExpectConservation("randk(0.05, scaled=no)");
 }
 
+class Fixture {
+ public:
+  explicit Fixture(const std::string& codec)
+      : policy(*compression::CodecPolicy::Parse(codec)),
+        layout(*aggregation::ModelLayout::Create(
+            {{"w", {64, 96}, aggregation::DType::kF32, aggregation::Policy::kMean},
+             {"b", {10}, aggregation::DType::kF32, aggregation::Policy::kMean}})) {}
+  // The bytes that a client sends for a round's delta.
+  std::vector<uint8_t> Send(ResidualStore* store, uint64_t round, float times = 1) const {
+    v1::RoundSpec spec;
+    spec.set_round(round);
+    spec.set_seed(3);
+    TrainResult result;
+    PhiloxStream random(round);
+    for (const size_t n : {size_t{64 * 96}, size_t{10}}) {
+      result.floats.push_back(GridUpdate(&random, n));
+      for (float& v : result.floats.back()) v *= times;
+    }
+    auto delta = Encode(*layout, *policy, spec, "client", std::move(result), store);
+    EXPECT_TRUE(delta.ok()) << delta.status();
+    largest = delta->largest;
+    std::vector<uint8_t> all;
+    for (const auto& segment : *delta->segments) {
+      all.insert(all.end(), segment.begin(), segment.end());
+    }
+    return all;
+  }
+
+  const std::shared_ptr<const compression::CodecPolicy> policy;
+  const std::shared_ptr<const aggregation::ModelLayout> layout;
+  mutable std::optional<float> largest;
+};
+
+// PowerSGD's Q is committed, rolled back and kept in the file together with the residuals.
+TEST(WarmStart, ComesFromTheLastRoundThatCountedAndSurvivesARestart) {
+  const Fixture fixture("powersgd(rank=2)");
+  const File file;
+  ResidualStore steady, shaken, cold;
+  std::vector<uint8_t> expected;
+  for (ResidualStore* store : {&steady, &shaken}) {
+    fixture.Send(store, 1);
+    store->Commit(1);
+  }
+  expected = fixture.Send(&steady, 3);
+  fixture.Send(&shaken, 2);
+  shaken.Rollback(2);
+  EXPECT_EQ(fixture.Send(&shaken, 3), expected) << "the lost round left no trace";
+  EXPECT_NE(fixture.Send(&cold, 3), expected) << "a cold start is another";
+  // Without the residual's part, the Q of the round before still makes a difference.
+  EXPECT_EQ(shaken.Committed(2).size(), 96u * 2) << "behind two tensors' residuals";
+  EXPECT_TRUE(shaken.Committed(3).empty()) << "the bias goes as fp32";
+  {
+    ResidualStore first(file.path());
+    first.Bind("run", "layout");
+    fixture.Send(&first, 1);
+    first.Commit(1);
+    ASSERT_TRUE(first.Save().ok());
+  }
+  ResidualStore second(file.path());
+  EXPECT_EQ(second.Bind("run", "layout"), "");
+  EXPECT_EQ(fixture.Send(&second, 3), expected);
+}
+
+TEST(AgreedStep, IsFoundFromTheLargestOfWhatHqEncodesWithItsResidual) {
+  const Fixture fixture("hq(bits=4, step=2^-12)");
+  ResidualStore store;
+  fixture.Send(&store, 1);
+  ASSERT_TRUE(fixture.largest.has_value());
+  PhiloxStream random(1);
+  float largest = 0;
+  for (const float v : GridUpdate(&random, 64 * 96)) largest = std::max(largest, std::abs(v));
+  EXPECT_EQ(*fixture.largest, largest);
+  store.Commit(1);
+  fixture.Send(&store, 2, 0);
+  EXPECT_NEAR(*fixture.largest, largest - 7 * 0x1p-12, 0x1p-12) << "what the round before cut off";
+  const Fixture other("int8");
+  other.Send(&store, 1);
+  EXPECT_FALSE(other.largest.has_value());
+}
+
 TEST(ResidualFile, GivesANewLifeWhatTheOldOneCommittedAndLeftPending) {
   const File file;
   {

@@ -95,10 +95,22 @@ std::vector<double> BlockValues(const CodecCase& c, std::span<const uint8_t> pay
 }
 
 std::vector<uint64_t> TilePlaces(Bits* bits, uint64_t word, uint64_t length) {
-  const uint64_t count = (word & 0x7FFF) + 1, bytes = word >> 15 & 0x1FFF, tag = word >> 28;
+  const uint64_t count = (word & 0x7FFF) + 1, tag = word >> 28;
+  uint64_t bytes = word >> 15 & 0x1FFF;
+  const bool stream_vbyte = tag == 0 && bytes > 4096;
+  if (stream_vbyte) bytes -= 4096;
   const size_t start = bits->byte();
   std::vector<uint64_t> places;
-  if (tag == 15) {
+  if (stream_vbyte) {
+    std::vector<int> lengths;
+    for (uint64_t j = 0; j < count; ++j) lengths.push_back(1 << bits->Take(2) >> 1);
+    bits->ToByte();
+    uint64_t next = 0;
+    for (const int length : lengths) {
+      places.push_back(next + bits->Take(8 * length));
+      next = places.back() + 1;
+    }
+  } else if (tag == 15) {
     for (uint64_t i = 0; i < length; ++i) {
       if (bits->Bit() != 0) places.push_back(i);
     }
@@ -214,12 +226,57 @@ std::vector<double> EdenValues(const CodecCase& c, std::span<const uint8_t> payl
   return values;
 }
 
+// The factors' products, added in order; each product is exact.
+std::vector<double> PowerValues(const CodecCase& c, std::span<const uint8_t> payload, uint64_t n) {
+  std::vector<double> values;
+  if (n == 0) return values;
+  const auto rank = static_cast<uint64_t>(Option(c, "rank", 2));
+  Bits bits(payload);
+  const uint64_t columns = bits.Take(32), skip = bits.Take(32);
+  const uint64_t rows = (skip + n + columns - 1) / columns;
+  std::vector<double> p(rows * rank), q(rank * columns);
+  for (double& v : p) v = Number(bits.Take(32), 8, 23);
+  for (double& v : q) v = Number(bits.Take(32), 8, 23);
+  EXPECT_EQ(bits.byte(), payload.size());
+  for (uint64_t i = skip; i < skip + n; ++i) {
+    double sum = 0;
+    for (uint64_t k = 0; k < rank; ++k) {
+      sum += p[i / columns * rank + k] * q[k * columns + i % columns];
+    }
+    values.push_back(sum);
+  }
+  return values;
+}
+
+// What lies between the blocks of 256 that the bitmap names is zero.
+std::vector<double> ZerosValues(const CodecCase& inner, std::span<const uint8_t> payload,
+                                uint64_t n) {
+  Bits bits(payload);
+  bits.Seek(8);
+  EXPECT_EQ(bits.Take(32), n);
+  std::vector<uint64_t> places;
+  for (uint64_t from = 0; from < n; from += 256) {
+    if (bits.Bit() == 0) continue;
+    for (uint64_t i = from; i < std::min(from + 256, n); ++i) places.push_back(i);
+  }
+  bits.ToByte();
+  const auto within = ReferenceValues(inner, payload.subspan(bits.byte()), places.size());
+  std::vector<double> values(n);
+  for (size_t j = 0; j < places.size(); ++j) values[places[j]] = within[j];
+  return values;
+}
+
 }  // namespace
 
 std::vector<double> ReferenceValues(const CodecCase& c, std::span<const uint8_t> payload,
                                     uint64_t n) {
   const std::string name = c.name();
-  if (c.has("|") && n > 0) {
+  const size_t stage = c.spec.rfind(" |");
+  const CodecCase inner{c.spec.substr(0, stage), c.block, c.stochastic};
+  if (n > 0 && stage != std::string::npos && c.spec.find("zeros", stage) != std::string::npos) {
+    return ZerosValues(inner, payload, n);
+  }
+  if (stage != std::string::npos && n > 0) {
     std::vector<uint8_t> plain(Bits(payload.subspan(8)).Take(32));
     const auto* from = reinterpret_cast<const char*>(payload.data()) + 12;
     const size_t size = payload.size() - 12;
@@ -230,11 +287,12 @@ std::vector<double> ReferenceValues(const CodecCase& c, std::span<const uint8_t>
                                     static_cast<int>(size), static_cast<int>(plain.size())),
                 static_cast<int>(plain.size()));
     }
-    return ReferenceValues({c.spec.substr(0, c.spec.find(" |")), c.block, c.stochastic}, plain, n);
+    return ReferenceValues(inner, plain, n);
   }
   if (name == "topk") return TopKValues(c, payload, n);
   if (name == "randk") return RandKValues(c, payload, n);
   if (name == "eden") return EdenValues(c, payload, n);
+  if (name == "powersgd") return PowerValues(c, payload, n);
   if (name != "fp32" && name != "fp16" && name != "bf16") return BlockValues(c, payload, n);
   std::vector<double> values;
   Bits bits(payload);
@@ -257,6 +315,8 @@ double AllowedError(const CodecCase& c, double x, double block_max) {
   // Of top-k and random k, what is not sent is lost whole; a scaled value stands for `stride`.
   if (name == "topk") return c.has("ternary") ? magnitude + 4096 : magnitude;
   if (name == "randk") return std::max(magnitude, 0x1p-25);
+  // A projection's part of an element is within the norm of its column.
+  if (name == "powersgd") return magnitude + 1.001 * 4097 * 1026;
   // A rotation spreads errors over the block: by the triangle inequality, with room.
   if (name == "eden") return 3 * std::sqrt(static_cast<double>(c.block)) * block_max;
   if (name == "hq" || c.has("vote")) {

@@ -51,6 +51,11 @@ const std::vector<CodecCase>& AllCases() {
       {"eden(bits=2, block=64)", 64, true, false},
       {"eden(bits=3, block=4096)", 4096, true, false},
       {"eden", 1024, true, false},
+      {"powersgd", kTileElements, true, false},
+      {"powersgd(rank=5)", kTileElements, true, false},
+      {"fp32 | zeros", 256, false, false},
+      {"int8 | zeros | lz4", 128, true, false},
+      {"int2 | zeros", 128, true, false},
       {"fp16 | zstd", 1, false, false},
       {"int8 | lz4", 128, true, false},
       {"topk(0.01, values=ternary) | zstd(level=3)", kTileElements, false, false}};

@@ -36,7 +36,9 @@ std::vector<float> RandomFloats(uint64_t seed, uint64_t n, double deviation = 0.
 std::vector<double> ReferenceValues(const CodecCase& c, std::span<const uint8_t> payload,
                                     uint64_t n);
 // A bound that holds for every encoding of the patterns. A rotation can gather a block's energy.
-inline double BoundOf(const CodecCase& c) { return c.name() == "eden" ? 1 << 20 : 8192; }
+inline double BoundOf(const CodecCase& c) {
+  return c.name() == "eden" ? 1 << 20 : c.name() == "powersgd" ? 1 << 23 : 8192;
+}
 // weight * rne(value * 2^f) by std::nearbyint and 128-bit integers; fails the test on overflow.
 int64_t ReferenceTerm(double value, const GridFold& grid);
 // How far a decoded value may be from x; `block_max` is the largest |x| of x's block.

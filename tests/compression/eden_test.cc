@@ -90,33 +90,6 @@ TEST(Eden, MeanOfManyEncodingsIsNearTheInput) {
   }
 }
 
-TEST(Int4AndInt2, MeanOfManyEncodingsIsWithinFourSigmaOfTheInput) {
-  for (const auto& [spec, levels] : {std::pair<const char*, double>{"int4", 7}, {"int2", 1}}) {
-    const auto codec = Make(spec);
-    std::vector<float> x = RandomFloats(21, 256);
-    x[7] = 0.05f;  // block maxima, and grid points
-    x[9] = -0.05f;
-    x[200] = 0.05f;
-    constexpr int kEncodings = 20000;
-    std::vector<double> sums(x.size());
-    for (uint32_t k = 0; k < kEncodings; ++k) {
-      const auto decoded = RoundTrip(*codec, x, {.key = 5, .round = k, .tensor = 1});
-      for (size_t i = 0; i < x.size(); ++i) sums[i] += decoded[i];
-    }
-    for (size_t i = 0; i < x.size(); ++i) {
-      double max = 0;
-      for (size_t j = i / 128 * 128; j < i / 128 * 128 + 128; ++j) {
-        max = std::max(max, std::abs(double{x[j]}));
-      }
-      const double scale = max / levels;
-      const double position = std::abs(x[i]) / scale;
-      const double fraction = position - std::floor(position);
-      const double sigma = scale * (std::sqrt(fraction * (1 - fraction) / kEncodings) + 0x1p-16);
-      EXPECT_LE(std::abs(sums[i] / kEncodings - x[i]), 4.5 * sigma) << spec << " " << i;
-    }
-  }
-}
-
 // Of linear codecs: integers that aggregators add, whatever the grouping, never leave their type.
 TEST(Linear, SumsOfVotesAreCountsAndSumsOfStepsAreIntegersInTwoGroupsAsInOne) {
   for (const char* spec :

@@ -99,12 +99,43 @@ TEST(Fold, IsRightAcrossTheChangeFromNarrowToWideProducts) {
   }
   for (const CodecCase& c : AllCases()) {
     // Codecs whose values may be a multiple of what was encoded.
-    const int64_t part = c.name() == "eden" || c.name() == "randk" || c.name() == "mxfp4" ? 16 : 1;
+    const bool larger =
+        c.name() == "eden" || c.name() == "randk" || c.name() == "mxfp4" || c.name() == "powersgd";
+    const int64_t part = larger ? 16 : 1;
     for (const int64_t weight :
          {int64_t{1}, ((int64_t{1} << 31) - 1) / part, (int64_t{1} << 31) / part}) {
       ExpectFold(c, x, {.fraction_bits = 30, .weight = weight});
       ExpectFold(c, x, {.fraction_bits = 30, .weight = -weight});
     }
+  }
+}
+
+// Sixteen updates at once, of different weights, one of them in pieces: as one after the other.
+TEST(Fold, OfManyUpdatesAtOnceEqualsOneAfterTheOther) {
+  for (const CodecCase& c : AllCases()) {
+    const auto codec = Make(c.spec);
+    constexpr uint64_t kElements = 2 * kTileElements + 3001;
+    const int64_t weights[] = {1, 600, (int64_t{1} << 31) + 5, -7};
+    std::vector<std::vector<uint8_t>> payloads;
+    for (uint64_t u = 0; u < 16; ++u) {
+      payloads.push_back(Encode(*codec, RandomFloats(u, kElements, u % 4 == 2 ? 1e-3 : 0.1),
+                                {.key = u, .round = 1}));
+    }
+    std::vector<PiecedBytes> whole;
+    for (const auto& payload : payloads) whole.emplace_back(ByteSpan(payload));
+    const CutBytes cut(payloads[5], 3, 777);
+    whole[5] = cut.bytes();
+    std::vector<int64_t> one = Start(kElements), many = one;
+    for (uint64_t begin = 0; begin < kElements; begin += kTileElements) {
+      const uint64_t count = std::min(kTileElements, kElements - begin);
+      std::vector<FoldPart> parts;
+      for (size_t u = 0; u < 16; ++u) {
+        parts.push_back({&whole[u], begin, weights[u % 4]});
+        codec->Fold(whole[u], begin, count, {30, weights[u % 4]}, one.data() + begin);
+      }
+      codec->FoldMany(parts, count, 30, many.data() + begin);
+    }
+    EXPECT_EQ(many, one) << c.spec;
   }
 }
 

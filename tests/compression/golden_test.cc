@@ -33,6 +33,30 @@ std::vector<T> As(const std::vector<uint8_t>& bytes) {
   return values;
 }
 
+void ExpectGolden(const std::vector<float>& x,
+                  std::span<const std::pair<const char*, const char*>> files) {
+  for (const auto& [file, spec] : files) {
+    const auto codec = Make(spec);
+    const std::vector<uint8_t> golden = ReadFile(file);
+    const auto expected = ReadFile(std::string(file) + ".decoded");
+    const auto sums = As<int64_t>(ReadFile(std::string(file) + ".fold"));
+    ASSERT_EQ(sums.size(), x.size());
+    ForEachTarget([&](const std::string&) {
+      SCOPED_TRACE(spec);
+      EXPECT_EQ(Encode(*codec, x, kContext), golden);
+      const PiecedBytes pieced{ByteSpan(golden)};
+      EXPECT_EQ(codec->Validate(pieced, x.size(), 1 << 16), absl::OkStatus());
+      std::vector<float> decoded(x.size());
+      codec->Decode(pieced, decoded);
+      // As numbers: the reference's fractions know no negative zero.
+      EXPECT_EQ(decoded, As<float>(expected));
+      std::vector<int64_t> acc(x.size());
+      codec->Fold(pieced, 0, x.size(), {.fraction_bits = 30, .weight = kWeight}, acc.data());
+      EXPECT_EQ(acc, sums);
+    });
+  }
+}
+
 TEST(Golden, EveryTargetEncodesDecodesAndFoldsWhatTheReferenceWrote) {
   const std::vector<float> x = As<float>(ReadFile("input.f32"));
   ASSERT_EQ(x.size(), 600u);
@@ -64,27 +88,22 @@ TEST(Golden, EveryTargetEncodesDecodesAndFoldsWhatTheReferenceWrote) {
       {"eden_1", "eden(bits=1)"},
       {"eden_2_64", "eden(bits=2, block=64)"},
       {"eden_3", "eden(bits=3, block=256)"},
-      {"eden_4", "eden"}};
-  for (const auto& [file, spec] : files) {
-    const auto codec = Make(spec);
-    const std::vector<uint8_t> golden = ReadFile(file);
-    const auto expected = ReadFile(std::string(file) + ".decoded");
-    const auto sums = As<int64_t>(ReadFile(std::string(file) + ".fold"));
-    ASSERT_EQ(sums.size(), x.size());
-    ForEachTarget([&](const std::string&) {
-      SCOPED_TRACE(spec);
-      EXPECT_EQ(Encode(*codec, x, kContext), golden);
-      const PiecedBytes pieced{ByteSpan(golden)};
-      EXPECT_EQ(codec->Validate(pieced, x.size(), 1 << 16), absl::OkStatus());
-      std::vector<float> decoded(x.size());
-      codec->Decode(pieced, decoded);
-      // As numbers: the reference's fractions know no negative zero.
-      EXPECT_EQ(decoded, As<float>(expected));
-      std::vector<int64_t> acc(x.size());
-      codec->Fold(pieced, 0, x.size(), {.fraction_bits = 30, .weight = kWeight}, acc.data());
-      EXPECT_EQ(acc, sums);
-    });
-  }
+      {"eden_4", "eden"},
+      {"powersgd_2", "powersgd"},
+      {"powersgd_5", "powersgd(rank=5)"}};
+  ExpectGolden(x, files);
+}
+
+// Inputs of several thousand elements: runs of neighbours, zeros between, cells of sketches.
+TEST(Golden, LongerOnesToo) {
+  const std::vector<float> x = As<float>(ReadFile("long_input.f32"));
+  ASSERT_EQ(x.size(), 4200u);
+  const std::pair<const char*, const char*> files[] = {
+      {"long_topk_stream_vbyte", "topk(0.0286, values=ternary)"},  // 120 of them
+      {"long_sketch_5", "sketch(0.2)"},
+      {"long_sketch_1", "sketch(0.25, rows=1)"},
+      {"long_zeros_int4", "int4(block=64, rounding=nearest) | zeros"}};
+  ExpectGolden(x, files);
 }
 
 TEST(Golden, RawInt64EncodesAndFolds) {

@@ -24,7 +24,7 @@ TEST(KernelBench, GivesEveryDocumentedFigureWithItsCeiling) {
   for (const std::string kind : {"fold", "fold16", "validate", "encode"}) {
     for (const std::string codec :
          {"fp32", "fp16", "bf16", "int8", "int4", "int2", "sign", "fp8", "mxfp8", "mxfp4", "mxint8",
-          "hq", "topk", "topk_ternary", "randk", "eden1", "eden4"}) {
+          "hq", "topk", "topk_ternary", "randk", "eden1", "eden4", "powersgd", "sketch"}) {
       expected.insert("kernels." + kind + "." + codec);
     }
   }

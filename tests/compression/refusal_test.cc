@@ -72,6 +72,9 @@ TEST(Encode, RefusesWhatTheFormatCannotHoldAndTakesTheLargestThatItCan) {
                       {"topk(0.1, values=int8)", 0x1p127f, 0x1.000002p127f},
                       {"randk(0.01)", 0x1p112f, 0x1.000002p112f},
                       {"eden", 0x1p100f, 0x1.000002p100f},
+                      {"powersgd", 0x1p100f, 0x1.000002p100f},
+                      {"sketch(0.5)", 0x1p100f, 0x1.000002p100f},
+                      {"fp16 | zeros", 65519.996f, 65520.0f},
                       {"fp32", kMax, kInfinity}};
   for (const Row& row : rows) {
     ASSERT_EQ(std::nextafter(row.fits, kInfinity), row.does_not);

@@ -45,6 +45,12 @@ TEST(MakeCodec, ReadsEveryDocumentedSpec) {
                       {"randk(0.5, values=fp16, scaled=no)", CodecId::kRandK, 0x80010002, false},
                       {"eden", CodecId::kEden, 0x40400, false},
                       {"eden(bits=1, block=64)", CodecId::kEden, 0x10040, false},
+                      {"powersgd", CodecId::kPowerSgd, 2, false},
+                      {"powersgd(rank=64)", CodecId::kPowerSgd, 64, false},
+                      {"sketch(0.1)", CodecId::kSketch, 655 << 4 | 5, false},
+                      {"sketch(0.5, rows=1, recover=0.2)", CodecId::kSketch, 16384 << 4 | 1, false},
+                      {"fp32 | zeros", CodecId::kZeros, 0, true},
+                      {"hq(step=auto)", CodecId::kHq, 0xC08, false},
                       {"hq", CodecId::kHq, 0xC08, false},
                       {"hq(bits=4, step=2^-8, rounding=nearest)", CodecId::kHq, 0x804, true}};
   for (const Row& row : rows) {
@@ -87,6 +93,13 @@ TEST(MakeCodec, RefusesTheRestAndNamesTheSpecTheFaultAndTheKnown) {
                            "eden(bits=0)",
                            "eden(block=32)",
                            "eden(block=100)",
+                           "powersgd(rank=0)",
+                           "powersgd(rank=65)",
+                           "sketch",
+                           "sketch(0.6)",
+                           "sketch(0.001)",
+                           "sketch(0.1, rows=2)",
+                           "sketch(0.1, recover=0)",
                            "hq(bits=2)",
                            "hq(step=12)",
                            "hq(step=2^-61)",
@@ -121,13 +134,14 @@ TEST(CodecFromHeader, GivesTheCodecThatWroteTheHeader) {
 
 TEST(CodecFromHeader, RefusesUnknownNumbersAndParameters) {
   const std::pair<uint16_t, uint32_t> bad[] = {
-      {0, 0},      {1, 0},          {17, 1},       {18, 1},       {19, 0},       {65535, 0},
-      {2, 1},      {3, 16},         {4, 1},        {5, 0},        {5, 100},      {5, 8},
-      {5, 8192},   {5, 0x80000000}, {6, 0},        {6, 100},      {7, 8},        {8, 0},
-      {8, 8192},   {8, 0x8000003D}, {9, 4},        {10, 0},       {10, 0x20080}, {11, 2},
-      {12, 1},     {13, 1},         {14, 0},       {14, 1},       {14, 0x8001},  {14, 0x20002},
-      {15, 0x400}, {15, 0x50400},   {15, 0x10020}, {15, 0x12000}, {16, 0},       {16, 0xC02},
-      {16, 0x3D08}};
+      {0, 0},        {1, 0},      {17, 1},         {18, 1},       {22, 0},       {65535, 0},
+      {19, 0},       {19, 65},    {20, 0},         {20, 0x204},   {20, 0x1F5},   {20, 0x199A5},
+      {21, 1},       {2, 1},      {3, 16},         {4, 1},        {5, 0},        {5, 100},
+      {5, 8},        {5, 8192},   {5, 0x80000000}, {6, 0},        {6, 100},      {7, 8},
+      {8, 0},        {8, 8192},   {8, 0x8000003D}, {9, 4},        {10, 0},       {10, 0x20080},
+      {11, 2},       {12, 1},     {13, 1},         {14, 0},       {14, 1},       {14, 0x8001},
+      {14, 0x20002}, {15, 0x400}, {15, 0x50400},   {15, 0x10020}, {15, 0x12000}, {16, 0},
+      {16, 0xC02},   {16, 0x3D08}};
   for (const auto& [id, parameter] : bad) {
     const auto codec = CodecFromHeader(id, parameter);
     EXPECT_EQ(codec.status().code(), absl::StatusCode::kInvalidArgument) << id << " " << parameter;
@@ -141,7 +155,7 @@ TEST(AllCodecs, ListsEveryNumberOnce) {
     EXPECT_TRUE(ids.insert(row.id).second) << row.name;
     EXPECT_FALSE(row.name.empty());
   }
-  EXPECT_EQ(ids.size(), 18u);
+  EXPECT_EQ(ids.size(), 21u);
 }
 
 }  // namespace

@@ -54,7 +54,7 @@ TEST(TopK, ChoosesOverTheWholeTensorHoweverItIsCut) {
   std::vector<float> x = RandomFloats(8, 3 * kTileElements + 1000, 1e-3);
   for (size_t i = 3 * kTileElements; i < x.size(); ++i) x[i] *= 1000;
   const auto codec = Make("topk(0.01)");
-  const auto plan = codec->Plan(x);
+  const auto plan = codec->Plan(x, {});
   ASSERT_TRUE(plan.ok()) << plan.status();
   std::vector<float> together;
   for (uint64_t first = 0; first < x.size(); first += kTileElements) {
@@ -106,6 +106,44 @@ TEST(SparseIndex, ComeBackFromEveryDensityAndLength) {
   }
 }
 
+// Runs of neighbours far apart: two bits a neighbour, where Golomb-Rice takes a bit for each that
+// is not there, and a bitmap for all. By the text: a byte for four gaps, then 0, 1 or 2 bytes each.
+TEST(SparseIndex, TakeStreamVByteWhereGapsAreOfVeryDifferentSizes) {
+  std::vector<uint16_t> places;
+  for (uint16_t run = 0; run < 20; ++run) {
+    for (uint16_t i = 0; i < 40; ++i) places.push_back(static_cast<uint16_t>(1500 * run + 700 + i));
+  }
+  std::vector<uint8_t> bytes;
+  const TileEntry entry = AppendIndices(places, kTileElements, &bytes);
+  EXPECT_EQ(entry.tag, kStreamVByteTag);
+  EXPECT_EQ(bytes.size(), 800u / 4 + 20 * 2);
+  EXPECT_EQ(bytes[0], 0b10) << "two bytes for 700, none for three neighbours";
+  EXPECT_EQ(bytes[200] | bytes[201] << 8, 700);
+  EXPECT_EQ(bytes[202] | bytes[203] << 8, 1460);
+  const TileEntry again = TileEntry::FromWord(entry.Word());
+  EXPECT_EQ(again.tag, kStreamVByteTag);
+  std::vector<uint16_t> back(again.count);
+  ASSERT_EQ(CheckIndices(again, bytes.data(), kTileElements, back.data()), absl::OkStatus());
+  EXPECT_EQ(back, places);
+  EXPECT_THAT(std::string(CheckIndices(again, bytes.data(), 29239, back.data()).message()),
+              HasSubstr("beyond the tile"));
+}
+
+TEST(SparseIndex, RefusesStreamVByteThatDoesNotFit) {
+  const auto message = [](uint32_t count, std::vector<uint8_t> bytes) {
+    const TileEntry entry{count, static_cast<uint32_t>(bytes.size()), kStreamVByteTag};
+    std::vector<uint16_t> back(count);
+    return std::string(CheckIndices(entry, bytes.data(), 1000, back.data()).message());
+  };
+  EXPECT_EQ(message(2, {0b1001, 5, 0xE0, 3}), "");  // 5, and 992 after it
+  EXPECT_THAT(message(2, {0b1001, 5, 0xE3, 3}), HasSubstr("beyond the tile"));
+  EXPECT_THAT(message(1, {0b11, 0xFF, 0xFF, 0xFF, 0xFF}), HasSubstr("beyond the tile"));
+  EXPECT_THAT(message(2, {0b1001, 5, 1}), HasSubstr("do not match"));
+  EXPECT_THAT(message(2, {0b1001, 5, 1, 0, 0}), HasSubstr("do not match"));
+  EXPECT_THAT(message(2, {0b010000}), HasSubstr("after the last"));
+  EXPECT_THAT(message(9, {0, 0}), HasSubstr("too few"));
+}
+
 TEST(TopK, RefusesPlacesThatAreNotThoseOfTheTile) {
   const auto codec = Make("topk(1)");
   const auto verdict = [&](uint32_t entry, std::vector<uint8_t> places, size_t values, uint64_t n) {
@@ -155,28 +193,6 @@ TEST(TopK, RefusesValuesAndScalesThatAreNotNumbersOrBeyondTheBound) {
       EXPECT_EQ(with(-1), absl::StatusCode::kInvalidArgument) << spec;
     }
   }
-}
-
-TEST(RandK, IsUnbiasedOverMasks) {
-  const std::vector<float> x = RandomFloats(5, 1000);
-  const auto codec = Make("randk(0.1)");
-  constexpr int kEncodings = 20000;
-  std::vector<double> sums(x.size());
-  std::vector<float> decoded(x.size());
-  for (uint32_t k = 0; k < kEncodings; ++k) {
-    const auto payload = Encode(*codec, x, {.round = k, .shared_key = 3});
-    codec->Decode(PiecedBytes(ByteSpan(payload)), decoded);
-    for (size_t i = 0; i < x.size(); ++i) sums[i] += decoded[i];
-  }
-  double chi = 0;
-  for (size_t i = 0; i < x.size(); ++i) {
-    // Ten times x with probability 1/10: variance 9 x^2.
-    const double sigma = 3 * std::abs(x[i]) / std::sqrt(kEncodings);
-    const double error = sums[i] / kEncodings - x[i];
-    EXPECT_LE(std::abs(error), 4.5 * sigma) << i;
-    chi += error * error / (sigma * sigma);
-  }
-  EXPECT_NEAR(chi / x.size(), 1, 4 * std::sqrt(2.0 / x.size()));
 }
 
 TEST(RandK, AllClientsOfARoundKeepTheSamePlacesSoThatValuesAddUp) {

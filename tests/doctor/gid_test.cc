@@ -46,8 +46,8 @@ TEST_P(RecordedTables, ThePickIsTheOneThatAPeerCanReach) {
   const RecordedTree tree(want.tree);
   const auto table = ReadGidTable(*tree.files(), want.device, 1);
   ASSERT_TRUE(table.ok()) << table.status();
-  const auto picked =
-      PickGid(*table, {.link_layer = want.layer, .index = {}, .netdev = want.netdev});
+  const auto picked = PickGid(
+      *table, {.link_layer = want.layer, .index = {}, .netdev = want.netdev, .address = {}});
   ASSERT_TRUE(picked.ok()) << picked.status();
   EXPECT_EQ(picked->entry.index, want.index);
   EXPECT_EQ(GidText(picked->entry.gid), want.address);
@@ -127,17 +127,44 @@ TEST(RankGids, OneKnownTypeOfAPairTellsTheOther) {
   EXPECT_TRUE(other[0].type_inferred);
 }
 
-TEST(RankGids, AnIndexThatIsAskedForWinsEvenAsVersion1) {
-  const GidWish wish = {.link_layer = LinkLayer::kEthernet, .index = 0, .netdev = ""};
-  const auto picked = PickGid(
-      {Entry(0, "10.0.0.2", GidType::kRoceV1), Entry(1, "10.0.0.2", GidType::kRoceV2)}, wish);
+TEST(PickGid, AnIndexThatIsAskedForWinsWhateverItsRankButNotAsVersion1) {
+  const std::vector<GidEntry> table = {Entry(0, "10.0.0.2", GidType::kRoceV1),
+                                       Entry(1, "10.0.0.2", GidType::kRoceV2),
+                                       Entry(2, "fe80::2", GidType::kRoceV2)};
+  GidWish wish;
+  wish.index = 2;
+  const auto picked = PickGid(table, wish);
   ASSERT_TRUE(picked.ok()) << picked.status();
-  EXPECT_EQ(picked->entry.index, 0);
+  EXPECT_EQ(picked->entry.index, 2);
   EXPECT_THAT(picked->why, HasSubstr("asked for"));
+  wish.index = 0;
+  EXPECT_TRUE(absl::IsNotFound(PickGid(table, wish).status()));
+  EXPECT_THAT(Text(PickGid(table, wish).status()),
+              HasSubstr("GID index 0 (10.0.0.2) is RoCE v1: routers"));
+}
+
+TEST(PickGid, TheAddressOfALinkNarrowsTheChoiceAndAnIndexGoesBeforeIt) {
+  const std::vector<GidEntry> table = {
+      Entry(0, "10.0.0.2", GidType::kRoceV1), Entry(1, "10.0.0.2", GidType::kRoceV2),
+      Entry(2, "10.0.1.2", GidType::kRoceV1), Entry(3, "10.0.1.2", GidType::kRoceV2)};
+  GidWish wish;
+  wish.address = *ParseGid("10.0.1.2");
+  EXPECT_EQ(PickGid(table, wish)->entry.index, 3);
+  wish.address = *ParseGid("10.0.2.2");
+  EXPECT_TRUE(absl::IsNotFound(PickGid(table, wish).status()));
+  wish.index = 1;
+  EXPECT_EQ(PickGid(table, wish)->entry.index, 1);
+  // On InfiniBand the address is the port's GID.
+  GidWish port;
+  port.link_layer = LinkLayer::kInfiniband;
+  port.address = *ParseGid("fe80::7");
+  EXPECT_EQ(PickGid({Entry(0, "fe80::7", GidType::kUnknown)}, port)->entry.index, 0);
+  EXPECT_TRUE(absl::IsNotFound(PickGid({Entry(0, "fe80::8", GidType::kUnknown)}, port).status()));
 }
 
 TEST(PickGid, AnEmptyIndexIsRefusedWithTheBestInstead) {
-  const GidWish wish = {.link_layer = LinkLayer::kEthernet, .index = 7, .netdev = ""};
+  GidWish wish;
+  wish.index = 7;
   const auto picked = PickGid({Entry(3, "10.0.0.2", GidType::kRoceV2)}, wish);
   EXPECT_TRUE(absl::IsNotFound(picked.status()));
   EXPECT_THAT(Text(picked.status()), HasSubstr("GID index 7 is empty; the best is 3 (10.0.0.2"));

@@ -1,5 +1,8 @@
 #!/usr/bin/python3
-"""Writes the fuzz targets' first corpus from the golden files: make_corpus.py GOLDEN_DIR CORPUS_DIR."""
+"""Writes the fuzz targets' first corpus: make_corpus.py GOLDEN_DIR CORPUS_DIR.
+
+It is the golden files in the targets' form, and what fuzzing has found: the files in found/ here.
+"""
 
 import pathlib
 import struct
@@ -14,7 +17,10 @@ FORMS = {
     "mxfp8_e5m2": (11, 1), "mxfp4": (12, 0), "mxint8": (13, 0), "randk_fp32_10": (14, 10),
     "randk_fp16_50_unscaled": (14, 50 | 1 << 16 | 1 << 31), "eden_1": (15, 1024 | 1 << 16),
     "eden_2_64": (15, 64 | 2 << 16), "eden_3": (15, 256 | 3 << 16), "eden_4": (15, 1024 | 4 << 16),
-    "hq_8_12": (16, 8 | 12 << 8), "hq_4_8_nearest": (16, 4 | 8 << 8)}
+    "hq_8_12": (16, 8 | 12 << 8), "hq_4_8_nearest": (16, 4 | 8 << 8), "powersgd_2": (19, 2), "powersgd_5": (19, 5)}
+# Those of the longer input, of 4,200 elements.
+LONG = {"long_topk_stream_vbyte": (9, 3), "long_sketch_5": (20, 1310 << 4 | 5), "long_sketch_1": (20, 8192 << 4 | 1),
+        "long_zeros_int4": (21, 0)}
 
 
 def segment(tensor, codec, parameter, first, count, payload):
@@ -23,8 +29,10 @@ def segment(tensor, codec, parameter, first, count, payload):
 
 def main():
     golden, corpus = map(pathlib.Path, sys.argv[1:])
-    for folder in ("codec", "update", "chunk", "delta"):
+    for folder in ("codec", "update", "chunk", "delta", "link"):
         (corpus / folder).mkdir(parents=True, exist_ok=True)
+        for found in (pathlib.Path(__file__).parent / "found" / folder).glob("*"):
+            (corpus / folder / f"found_{found.name}").write_bytes(found.read_bytes())
     zeros = segment(0, 7, 128, 0, 33000, bytes(33000 // 128 * 36 + 4 + (33000 % 128 * 2 + 7) // 8))
     ints = segment(1, 1, 0, 0, 3, struct.pack("<3q", 1, -2, 3))
     for name, (codec, parameter) in FORMS.items():
@@ -36,6 +44,21 @@ def main():
         (corpus / "delta" / name).write_bytes(zeros + segment(2, codec, parameter, 0, 600, payload)
                                               + segment(3, codec, parameter, 0, 600, payload))
     (corpus / "delta" / "plain").write_bytes(segment(1, 0, 0, 0, 3, struct.pack("<3q", 1, -2, 3)) + segment(3, 0, 0, 0, 600, bytes(1200)))
+    for path in sorted((golden / "link").glob("*.bin")):
+        (corpus / "link" / path.stem).write_bytes(path.read_bytes())
+    strangers = {"http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+                 "tls": bytes.fromhex("1603010200010001fc0303") + b"r" * 64,
+                 "giant": b"TRIBLINK" + struct.pack("<Q", 1 << 63), "empty": b"TRIBLINK" + bytes(8)}
+    for name, words in strangers.items():
+        (corpus / "link" / name).write_bytes(words)
+    for name, (codec, parameter) in LONG.items():
+        payload = (golden / "codecs" / f"{name}.bin").read_bytes()
+        for cut in (0, 11):
+            (corpus / "codec" / f"{name}.{cut}").write_bytes(
+                struct.pack("<HHII", codec, cut, parameter, 4200) + payload)
+    # Zeros within zstd and lz4's place, stages within stages: refused, and near what is not.
+    inner = struct.pack("<HHII", 2, 0, 0, 300) + b"\1" + bytes(4 * 256)
+    (corpus / "codec" / "zeros_fp32").write_bytes(struct.pack("<HHII", 21, 0, 0, 300) + inner)
     widths = bytes([3, 0, 64])
     (corpus / "chunk" / "small").write_bytes(widths + bytes(range(192)) + bytes(64 * 64))
     (corpus / "chunk" / "zeros").write_bytes(bytes(3))

@@ -8,7 +8,6 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -21,18 +20,6 @@ namespace {
 
 std::string server;
 std::string server_ip;
-
-class PlainThread final : public TestThread {
- public:
-  explicit PlainThread(std::function<void()> body) : thread_(std::move(body)) {}
-  ~PlainThread() override { Join(); }
-  void Join() override {
-    if (thread_.joinable()) thread_.join();
-  }
-
- private:
-  std::thread thread_;
-};
 
 // One fabric for all tests: opening a device registers its arena.
 Fabric& ClientFabric(const std::string& transport) {
@@ -58,9 +45,6 @@ class TwoHosts final : public Harness {
   std::string listen_address() const override { return absl::StrCat(server_ip, ":0"); }
   std::string nobody() const override { return absl::StrCat(server_ip, ":9"); }
   absl::Time In(absl::Duration wait) const override { return absl::Now() + wait; }
-  std::unique_ptr<TestThread> Spawn(std::function<void()> body) override {
-    return std::make_unique<PlainThread>(std::move(body));
-  }
   std::string transport() const override { return transport_; }
 
  private:

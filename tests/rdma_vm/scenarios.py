@@ -5,158 +5,13 @@ usage: scenarios.py BINARIES [--full] [--only NAME,...]
 import argparse
 import json
 import os
-import signal
 import socket
 import subprocess
-import sys
 import time
 import traceback
 
-HERE, THERE = "10.7.0.1", "10.7.0.2"
-OUT = "/tmp/out"
-BIN = ""
-
-
-class Failed(Exception):
-    pass
-
-
-def check(holds, what):
-    if not holds:
-        raise Failed(what)
-
-
-class Agent:
-    """The second host."""
-
-    def __init__(self):
-        limit = time.monotonic() + 60
-        while True:
-            try:
-                self.socket = socket.create_connection((THERE, 9000), timeout=2)
-                break
-            except OSError:
-                check(time.monotonic() < limit, "the second host does not answer")
-                time.sleep(0.2)
-        self.socket.settimeout(240)
-        self.file = self.socket.makefile("rwb")
-
-    def __call__(self, verb, **request):
-        self.file.write(json.dumps({"verb": verb, **request}).encode() + b"\n")
-        self.file.flush()
-        answer = json.loads(self.file.readline())
-        check("error" not in answer, f"{verb} on the second host: {answer.get('error')}")
-        return answer
-
-
-agent = None
-count = 0
-
-
-class Peer:
-    """A process on either host whose output goes to a file."""
-
-    def __init__(self, argv, there):
-        global count
-        count += 1
-        self.name, self.there = f"p{count}", there
-        if there:
-            agent("start", name=self.name, argv=argv)
-        else:
-            self.process = subprocess.Popen(argv, stdout=open(f"/tmp/{self.name}.log", "wb"), stderr=subprocess.STDOUT)
-
-    def text(self):
-        if self.there:
-            return agent("read", name=self.name)["text"]
-        with open(f"/tmp/{self.name}.log", errors="replace") as file:
-            return file.read()
-
-    def await_text(self, text, seconds=60):
-        limit = time.monotonic() + seconds
-        while text not in self.text():
-            check(time.monotonic() < limit, f"{self.name} does not say \"{text}\":\n{self.text()}")
-            time.sleep(0.1)
-
-    def signal(self, name):
-        if self.there:
-            agent("signal", name=self.name, signal=name)
-        else:
-            self.process.send_signal(getattr(signal, name))
-
-    def wait(self, seconds=120):
-        if self.there:
-            code = agent("wait", name=self.name, timeout=seconds)["code"]
-        else:
-            try:
-                code = self.process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                code = None
-        check(code is not None, f"{self.name} hangs:\n{self.text()}")
-        return code
-
-    def report(self, seconds=120):
-        self.wait(seconds)
-        lines = [line for line in self.text().splitlines() if line.startswith("{")]
-        check(lines, f"{self.name} gave no report:\n{self.text()}")
-        return json.loads(lines[-1])
-
-
-port = 7100
-
-
-def pair(transport, chunks, receiver_there=True):
-    """A receiver that listens and a sender that connects, linked."""
-    global port
-    port += 1
-    address = f"{THERE if receiver_there else HERE}:{port}"
-    receiver = Peer([f"{BIN}/rdma_vm_peer", "receive", transport, address, str(chunks)], receiver_there)
-    receiver.await_text("listening")
-    sender = Peer([f"{BIN}/rdma_vm_peer", "send", transport, address, str(chunks)], not receiver_there)
-    return receiver, sender, address
-
-
-def shell_both(command):
-    subprocess.run(command, shell=True, check=True)
-    done = agent("shell", command=command)
-    check(done["code"] == 0, f"{command}: {done['text']}")
-
-
-class Netem:
-    """The network between, made worse on both hosts."""
-
-    def __init__(self, rule):
-        self.rule = rule
-
-    def __enter__(self):
-        shell_both(f"tc qdisc replace dev eth0 root netem limit 10000 {self.rule}")
-
-    def __exit__(self, *_):
-        shell_both("tc qdisc del dev eth0 root")
-
-
-def cut(seconds):
-    """Both ways. The second host mends its side by itself, since nobody can tell it to."""
-    agent("shell", command=f"(sleep 0.3; tc qdisc replace dev eth0 root netem loss 100%; sleep {seconds}; "
-                           "tc qdisc del dev eth0 root) >/dev/null 2>&1 &")
-    time.sleep(0.3)
-    subprocess.run("tc qdisc replace dev eth0 root netem loss 100%", shell=True, check=True)
-
-
-def mend():
-    subprocess.run("tc qdisc del dev eth0 root", shell=True, check=True)
-
-
-def expect_ok(receiver, sender, what, within=120):
-    sent, got = sender.report(within), receiver.report(within)
-    check(sent["code"] == "OK", f"{what}: the sender says {sent}")
-    check(got["code"] == "OK", f"{what}: the receiver says {got}")
-    return got["seconds"]
-
-
-def expect_error(report, within, what):
-    check(report["code"] in ("UNAVAILABLE", "DATA_LOSS"), f"{what}: {report}")
-    check("peer \"" in report["message"], f"{what}: the peer is not named: {report}")
-    check(report["seconds"] < within, f"{what}: noticed after {report['seconds']} s, the limit is {within}")
+import hosts
+from hosts import (HERE, OUT, THERE, Failed, Netem, Peer, check, cut, expect_error, expect_ok, mend, pair)
 
 
 # --- scenarios; each takes the transport, and returns what is worth a line ---
@@ -182,12 +37,12 @@ server = None
 def run_conformance(transport, address, only=""):
     global server
     if server is None:
-        server = Peer([f"{BIN}/rdma_vm_peer", "serve", f"{THERE}:9001"], True)
+        server = Peer([f"{hosts.BIN}/rdma_vm_peer", "serve", f"{THERE}:9001"], True)
         time.sleep(1)
     log = f"{OUT}/conformance-{transport}{'6' if ':' in address else ''}.log"
     with open(log, "wb") as file:
         code = subprocess.run(
-            [f"{BIN}/rdma_vm_conformance", f"{THERE}:9001", address, f"--gtest_filter=*/{transport}"],
+            [f"{hosts.BIN}/rdma_vm_conformance", f"{THERE}:9001", address, f"--gtest_filter=*/{transport}"],
             stdout=file, stderr=subprocess.STDOUT, timeout=600).returncode
     with open(log, errors="replace") as file:
         lines = file.read().splitlines()
@@ -289,14 +144,14 @@ def restarted_at_the_same_address(transport):
     receiver.await_text("first chunk")
     receiver.signal("SIGKILL")
     expect_error(sender.report(30), 600, "the receiver was killed")
-    again = Peer([f"{BIN}/rdma_vm_peer", "receive", transport, address, "4"], True)
+    again = Peer([f"{hosts.BIN}/rdma_vm_peer", "receive", transport, address, "4"], True)
     again.await_text("listening")
-    sender = Peer([f"{BIN}/rdma_vm_peer", "send", transport, address, "4"], False)
+    sender = Peer([f"{hosts.BIN}/rdma_vm_peer", "send", transport, address, "4"], False)
     return f"{expect_ok(again, sender, 'after the restart'):.1f} s for 4 MiB"
 
 
 def strangers(transport):
-    receiver = Peer([f"{BIN}/rdma_vm_peer", "receive", transport, f"{THERE}:7099", "2"], True)
+    receiver = Peer([f"{hosts.BIN}/rdma_vm_peer", "receive", transport, f"{THERE}:7099", "2"], True)
     receiver.await_text("listening")
 
     def say(words):
@@ -316,15 +171,15 @@ def strangers(transport):
     hello = b"\x08\x02\x12\x10" + b"i" * 16  # version 2
     version = say(b"TRIBLINK" + len(hello).to_bytes(8, "little") + hello)
     check(b"speaks version 2" in version, f"version 2 was answered {version}")
-    sender = Peer([f"{BIN}/rdma_vm_peer", "send", transport, f"{THERE}:7099", "2"], False)
+    sender = Peer([f"{hosts.BIN}/rdma_vm_peer", "send", transport, f"{THERE}:7099", "2"], False)
     expect_ok(receiver, sender, "after the strangers")
     return "HTTP, TLS, 2^63 bytes and version 2 were answered in words, then a link was made"
 
 
 def idle(transport):
-    receiver = Peer([f"{BIN}/rdma_vm_peer", "receive", transport, f"{THERE}:7097", "1"], True)
+    receiver = Peer([f"{hosts.BIN}/rdma_vm_peer", "receive", transport, f"{THERE}:7097", "1"], True)
     receiver.await_text("listening")
-    report = Peer([f"{BIN}/rdma_vm_peer", "idle", transport, f"{THERE}:7097", "5"], False).report()
+    report = Peer([f"{hosts.BIN}/rdma_vm_peer", "idle", transport, f"{THERE}:7097", "5"], False).report()
     receiver.wait(60)
     check(report["code"] == "OK", f"{report}")
     check(report["cpu_share"] < 0.01, f"an idle link takes {report['cpu_share']:.2%} of a CPU")
@@ -332,9 +187,9 @@ def idle(transport):
 
 
 def reconnects(transport, links=100):
-    acceptor = Peer([f"{BIN}/rdma_vm_peer", "accept", transport, f"{THERE}:7096", str(links)], True)
+    acceptor = Peer([f"{hosts.BIN}/rdma_vm_peer", "accept", transport, f"{THERE}:7096", str(links)], True)
     acceptor.await_text("listening")
-    report = Peer([f"{BIN}/rdma_vm_peer", "reconnect", transport, f"{THERE}:7096", str(links)], False).report(300)
+    report = Peer([f"{hosts.BIN}/rdma_vm_peer", "reconnect", transport, f"{THERE}:7096", str(links)], False).report(300)
     check(report["code"] == "OK", f"{report}")
     check(acceptor.report(60)["code"] == "OK", acceptor.text())
     before, after = report["before"], report["after"]
@@ -347,10 +202,10 @@ def reconnects(transport, links=100):
 
 def memlock(_):
     limited = ["setpriv", "--inh-caps=-ipc_lock", "--bounding-set=-ipc_lock", "prlimit", "--memlock=65536:65536"]
-    roce = Peer(limited + [f"{BIN}/rdma_vm_peer", "receive", "roce", f"{HERE}:7098", "1"], False)
+    roce = Peer(limited + [f"{hosts.BIN}/rdma_vm_peer", "receive", "roce", f"{HERE}:7098", "1"], False)
     report = roce.report(60)
     check(report["code"] == "FAILED_PRECONDITION" and "has to lock" in report["message"], f"roce says {report}")
-    tcp = Peer(limited + [f"{BIN}/rdma_vm_peer", "receive", "tcp", f"{HERE}:7098", "1"], False)
+    tcp = Peer(limited + [f"{hosts.BIN}/rdma_vm_peer", "receive", "tcp", f"{HERE}:7098", "1"], False)
     tcp.await_text("listening")
     text = tcp.text()
     tcp.signal("SIGKILL")
@@ -371,11 +226,11 @@ def federated(_):
                        "[run]\nname = \"vm\"\nrounds = 3\nmodel = \"logreg\"\nstartup_limit_s = 120\n"
                        "[cohort]\nminimum = 2\n[straggler]\ndeadline_s = 120\nrejoin_grace_s = 20\n"
                        f"[checkpoint]\ndirectory = \"{directory}/checkpoints\"\n")
-        agent("write", path=f"/tmp/rack-{transport}.toml",
+        hosts.agent("write", path=f"/tmp/rack-{transport}.toml",
               text=f"[node]\nname = \"rack\"\nlisten = \"{THERE}:7080\"\nparent = \"{HERE}:7070\"\n" + link % THERE)
-        root = Peer([f"{BIN}/tributary", "serve", f"{directory}/global.toml"], False)
-        others = [Peer([f"{BIN}/tributary", "serve", f"/tmp/rack-{transport}.toml"], True)]
-        others += [Peer([f"{BIN}/e2e_client", f"c{i}", "0", f"{THERE}:7080"], True) for i in range(2)]
+        root = Peer([f"{hosts.BIN}/tributary", "serve", f"{directory}/global.toml"], False)
+        others = [Peer([f"{hosts.BIN}/tributary", "serve", f"/tmp/rack-{transport}.toml"], True)]
+        others += [Peer([f"{hosts.BIN}/e2e_client", f"c{i}", "0", f"{THERE}:7080"], True) for i in range(2)]
         code = root.wait(300)
         check(code == 0, f"the root over {transport} ended with {code}:\n{root.text()}\n{others[0].text()}")
         for other in others:
@@ -388,9 +243,127 @@ def federated(_):
     return f"3 rounds, model {hashes['roce'][-1][:16]} over tcp, roce, and auto, which took roce"
 
 
+def rack_killed_at_40_percent(_):
+    """A rack over RoCE is killed when 4 of the 10 chunks of its partial sum are in, and is back within the round."""
+    rounds = {}
+    for name in ("undisturbed", "killed"):
+        directory = f"/tmp/fold-{name}"
+        os.makedirs(directory)
+        link = "[transport]\nkind = \"roce\"\nlisten = \"%s:0\"\n[transport.roce]\narena_bytes = \"64MiB\"\n"
+        with open(f"{directory}/global.toml", "w") as file:
+            file.write(f"[node]\nname = \"global\"\nlisten = \"{HERE}:7072\"\n" + link % HERE +
+                       "[log]\nlevel = \"debug\"\n"
+                       "[run]\nname = \"vm\"\nrounds = 1\nmodel = \"synthetic:1300000\"\nevaluate_every = 0\n"
+                       "startup_limit_s = 120\n[cohort]\nminimum = 1\n[straggler]\ndeadline = \"fixed\"\n"
+                       f"deadline_s = 200\nrejoin_grace_s = 100\n[checkpoint]\ndirectory = \"{directory}/checkpoints\"\n")
+        honest = f"[node]\nname = \"rack\"\nlisten = \"{THERE}:7082\"\nparent = \"{HERE}:7072\"\n" + link % THERE
+        hosts.agent("write", path="/tmp/rack.toml", text=honest)
+        hosts.agent("write", path="/tmp/stalls.toml", text=honest + "[transport.faults]\nstall_after = 5\n")
+        root = Peer([f"{hosts.BIN}/tributary", "serve", f"{directory}/global.toml"], False)
+        rack = Peer([f"{hosts.BIN}/tributary", "serve", "/tmp/rack.toml" if name == "undisturbed" else "/tmp/stalls.toml"], True)
+        others = [Peer([f"{hosts.BIN}/e2e_client", "a", "0", f"{THERE}:7082"], True)]
+        if name == "killed":
+            root.await_text("chunk 4 of 10 is in", 120)
+            rack.signal("SIGKILL")
+            rack.wait(60)
+            rack = Peer([f"{hosts.BIN}/tributary", "serve", "/tmp/rack.toml"], True)
+        code = root.wait(200)
+        check(code == 0, f"the root ended with {code}:\n{root.text()}\n{rack.text()}")
+        for other in others + [rack]:
+            other.wait(60)
+        with open(f"{directory}/checkpoints/vm/rounds.jsonl") as file:
+            rounds[name] = json.loads(file.readline())
+    resumed = "goes on after chunk 4 of 10" in root.text()
+    same = rounds["killed"]["model_sha256"] == rounds["undisturbed"]["model_sha256"]
+    taken = [rounds[name]["bytes"]["from_aggregators"] for name in ("undisturbed", "killed")]
+    check(same and resumed and taken[0] == taken[1], f"resumed {resumed}, {rounds}")
+    return f"gone on with after chunk 4 of 10; {taken[1]} bytes taken in, as undisturbed; the same model"
+
+
+def route(transport):
+    """The kernel picks the device and the GID by the route; where it cannot be asked, the address does, and both are said."""
+    receiver, sender, _ = pair(transport, 2)
+    expect_ok(receiver, sender, "by route")
+    for end in (receiver, sender):
+        check("by the route to the peer (librdmacm)" in end.text(), f"{end.name} does not say how it chose:\n{end.text()}")
+
+    def from_there(address, chunks="2"):
+        """A receiver here at `address`, and a sender on the second host."""
+        taker = Peer([f"{hosts.BIN}/rdma_vm_peer", "receive", transport, f"{address}:7095", chunks], False)
+        taker.await_text("listening")
+        return taker, Peer([f"{hosts.BIN}/rdma_vm_peer", "send", transport, f"{address}:7095", chunks], True)
+
+    # An address of the host and of no network device: no GID has it, and the route still names one.
+    service = "10.9.0.1"
+    subprocess.run(f"ip addr add {service}/32 dev lo", shell=True, check=True)
+    done = hosts.agent("shell", command=f"ip route add {service} via {HERE}")
+    check(done["code"] == 0, done["text"])
+    node, hidden = "/dev/infiniband/rdma_cm", "/dev/infiniband/rdma_cm.hidden"
+    try:
+        receiver, sender = from_there(service)
+        expect_ok(receiver, sender, "at a service address")
+        line = next(one for one in receiver.text().splitlines() if "link over RoCE" in one)
+        check(f"GID {HERE} (index" in line and "by the route" in line, f"the receiver says {line}")
+        os.rename(node, hidden)  # as in a container without it
+        receiver, sender = from_there(HERE)
+        expect_ok(receiver, sender, "by address")
+        blind = next(one for one in receiver.text().splitlines() if "link over RoCE" in one)
+        check("by the control socket's address, since not by route" in blind, f"without rdma_cm the receiver says {blind}")
+        receiver, sender = from_there(service)
+        said = sender.report(60)
+        check(said["code"] == "NOT_FOUND" and "no RDMA device has the address" in said["message"], f"{said}")
+        receiver.signal("SIGKILL")
+    finally:
+        if os.path.exists(hidden):
+            os.rename(hidden, node)
+        subprocess.run(f"ip addr del {service}/32 dev lo", shell=True, check=False)
+        hosts.agent("shell", command=f"ip route del {service}")
+    return line[line.index("link over RoCE"):][:200]
+
+
+def doctor(_):
+    """The doctor on a host with a device: which one, which GID, and whether RoCE's port of the other host answers."""
+    with open("/tmp/doctor.toml", "w") as file:
+        file.write(f"[node]\nname = \"rack\"\nlisten = \"{HERE}:7080\"\nparent = \"{THERE}:7070\"\n[transport]\n"
+                   f"kind = \"roce\"\nlisten = \"{HERE}:0\"\n[transport.roce]\narena_bytes = \"64MiB\"\n")
+
+    def ask(peer):
+        done = subprocess.run([f"{hosts.BIN}/tributary", "doctor", "/tmp/doctor.toml", "--peer", peer, "--json"],
+                              capture_output=True, text=True, timeout=120)
+        findings = {one["name"]: one for one in json.loads(done.stdout)["checks"]}
+        return done.returncode, findings
+
+    code, findings = ask(THERE)
+    failed = [one for one in findings.values() if one["verdict"] == "fail"]
+    check(code == 0 and not failed, f"exit code {code}: {failed}")
+    expected = {"rdma.devices": "rxe0", "rdma.port rxe0/1": "ACTIVE", "rdma.mtu rxe0/1": "active path MTU 4096",
+                "rdma.gids rxe0/1": f"best is 1 {HERE} on eth0 (RoCE v2, IPv4 address)",
+                "rdma.address": f"links to {HERE} use GID 1 of rxe0/1", "peer.route": f"from {HERE} on eth0",
+                "rdma.udp_4791": f"{THERE} answered through its RDMA connection manager"}
+    for name, words in expected.items():
+        check(words in findings[name]["seen"], f"{name} says {findings[name]}")
+    check(findings["rdma.self_test rxe0/1"]["verdict"] == "ok", f"{findings['rdma.self_test rxe0/1']}")
+    code, nobody = ask("10.7.0.99")
+    check(code == 1 and nobody["rdma.udp_4791"]["verdict"] == "fail", f"a host that is not there: {nobody['rdma.udp_4791']}")
+    return f"{findings['rdma.gids rxe0/1']['seen'][:60]}; {findings['rdma.udp_4791']['seen']}"
+
+
+def nothing_left(_):
+    """After all that was cut, stopped and killed: no queue pair on either host, and no receiver was ever not ready."""
+    count = "rdma resource show qp link rxe0 | grep -c 'type RC'"
+    here = subprocess.run(count, shell=True, capture_output=True, text=True).stdout.strip()
+    there = hosts.agent("shell", command=count)["text"].strip()
+    check(here == there == "0", f"queue pairs that are left: {here} here, {there} there")
+    counters = "cat /sys/class/infiniband/rxe0/ports/1/hw_counters/rcvd_rnr_err"
+    rnr = [subprocess.run(counters, shell=True, capture_output=True, text=True).stdout.strip(),
+           hosts.agent("shell", command=counters)["text"].strip()]
+    check(rnr == ["0", "0"], f"receiver not ready: {rnr}")
+    return "no queue pair, no receiver-not-ready on either host"
+
+
 def speed(_):
     """Our overhead over the device's own tool, in emulation: no claim about any network."""
-    agent("start", name="bw", argv=["ib_write_bw", "-d", "rxe0", "-x", "1", "-s", "1048576", "-n", "64"])
+    hosts.agent("start", name="bw", argv=["ib_write_bw", "-d", "rxe0", "-x", "1", "-s", "1048576", "-n", "64"])
     time.sleep(3)
     tool = subprocess.run(["ib_write_bw", "-d", "rxe0", "-x", "1", "-s", "1048576", "-n", "64", THERE],
                           capture_output=True, text=True, timeout=200).stdout
@@ -402,25 +375,43 @@ def speed(_):
     return f"emulated: roce stream {ours:.1f} MiB/s, ib_write_bw {ceiling:.1f} MiB/s, ratio {ours / ceiling:.2f}"
 
 
+def socket_ways(__):
+    """What MSG_ZEROCOPY and io_uring cost off loopback, in emulation: CPU, no claim about any network."""
+    results = []
+    for _ in range(2):
+        for way in ("plain", "zerocopy", "uring", "uring_zerocopy"):
+            at = [THERE, str(9200 + len(results))]
+            receiver = Peer([f"{hosts.BIN}/socket_ways", "receive", *at, way.split("_")[0], "64"], True)
+            receiver.await_text("listening")
+            sent = Peer([f"{hosts.BIN}/socket_ways", "send", *at, way, "64"], False).report(120)
+            got = receiver.report(120)
+            results.append(f"{way} {sent['gb_per_s'] * 1e3:.0f} MB/s, send {sent['cpu_s_per_gb']:.2f} + receive "
+                           f"{got['cpu_s_per_gb']:.2f} s/GB, {sent['calls_copied']} calls copied")
+    return "emulated: " + "; ".join(results)
+
+
 SHORT = [("devices", "roce"), ("conformance", "roce"), ("federated", "roce"), ("loss", "roce"), ("cut_for_2s", "roce"),
-         ("killed_mid_stream", "roce"), ("stopped_for_3s", "roce"), ("memlock", "roce")]
-FULL = SHORT + [("conformance_ipv6", "roce"), ("conformance", "tcp"), ("plain", "roce"), ("loss_3", "roce"),
+         ("killed_mid_stream", "roce"), ("rack_killed_at_40_percent", "roce"), ("stopped_for_3s", "roce"),
+         ("memlock", "roce"), ("route", "roce"), ("doctor", "roce"), ("nothing_left", "roce")]
+FULL = SHORT[:-1] + [("conformance_ipv6", "roce"), ("conformance", "tcp"), ("plain", "roce"), ("loss_3", "roce"),
                 ("delay", "roce"), ("cut_for_good", "roce"), ("cut_for_good", "roce-finite"), ("killed_before_first", "roce"),
                 ("restarted_at_the_same_address", "roce"), ("strangers", "roce"), ("idle", "roce"),
                 ("reconnects", "roce"), ("speed", "roce"), ("long_stream", "roce")]
+FULL += [("nothing_left", "roce"), ("idle", "tcp")]
 FULL += [(name, "tcp") for name in ("plain", "loss", "loss_3", "delay", "cut_for_2s", "cut_for_good", "stopped_for_3s",
                                     "killed_mid_stream", "killed_before_first", "restarted_at_the_same_address",
                                     "strangers")]
 
+EXTRA = [("socket_ways", "tcp")]  # measurements, by --only alone
+
 
 def main():
-    global agent, BIN
     parser = argparse.ArgumentParser()
     parser.add_argument("binaries")
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--only", default="")
     options = parser.parse_args()
-    BIN = options.binaries
+    hosts.BIN = options.binaries
     report = open(f"{OUT}/report", "w")
 
     def say(line):
@@ -430,9 +421,9 @@ def main():
 
     chosen = FULL if options.full or options.only else SHORT
     if options.only:
-        chosen = [one for one in chosen if one[0] in options.only.split(",") or f"{one[0]}/{one[1]}" in options.only.split(",")]
+        chosen = [one for one in FULL + EXTRA if one[0] in options.only.split(",") or f"{one[0]}/{one[1]}" in options.only.split(",")]
     failed = 0
-    agent = Agent()
+    hosts.agent = hosts.Agent()
     for name, transport in chosen:
         start = time.monotonic()
         try:

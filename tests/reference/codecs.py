@@ -16,7 +16,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from codec_forms import E2M1, E4M3, E5M2, Blocks, Eden, RandK, TopK
+from codec_forms import E2M1, E4M3, E5M2, Blocks, Eden, PowerSgd, RandK, Sketch, TopK, Zeros
 
 KEY, ROUND, TENSOR, FIRST = 0x0123456789ABCDEF, 11, 7, 3 * 32768 + (1 << 37)
 SHARED_KEY = 0xFEDCBA9876543210
@@ -138,7 +138,35 @@ def forms():
         "eden_2_64": Eden(2, 64, philox4x32, rotation),
         "eden_3": Eden(3, 256, philox4x32, rotation),
         "eden_4": Eden(4, 1024, philox4x32, rotation),
+        "powersgd_2": PowerSgd(2, power_word),
+        "powersgd_5": PowerSgd(5, power_word),
     }
+
+
+def power_word(k, j):
+    """Of the numbers that a powersgd encoder begins with."""
+    key = KEY ^ 0x7265776F70 ^ k << 48
+    return philox4x32(key, (j // 4, FIRST // 32768 & 0xFFFFFFFF, TENSOR, ROUND))[j % 4]
+
+
+def long_forms():
+    """Of the input three times over, but for its middle, which is zeros."""
+    words = philox4x32(SHARED_KEY ^ 0x686374656B73, (0, 0, TENSOR, 0))
+    key = (words[0] | words[1] << 32) + FIRST // 32768
+    return {
+        "long_topk_stream_vbyte": TopK(120, "ternary"),
+        "long_sketch_5": Sketch(5, 6553 // 5, philox4x32, key),
+        "long_sketch_1": Sketch(1, 32768 // 4, philox4x32, key),
+        "long_zeros_int4": Zeros(Blocks("int", 64, 4, 7), 6, 64),
+    }
+
+
+def long_input(x):
+    """Runs of large ones far apart, for StreamVByte; three tiles of the golden input's length, the middle one zeros."""
+    long = np.concatenate([x, np.zeros(3000, "<f4"), x])
+    for start in (700, 1900, 3400):
+        long[start:start + 40] = np.float32(5000)
+    return long
 
 
 def to_binary32(value):
@@ -197,7 +225,15 @@ def golden():
     for name, codec in forms().items():
         payload = codec.encode(x)
         values = codec.values(payload, n)
-        add(name, payload, [to_binary32(v) for v in values], values)
+        decoded = [np.float32(float(v)) for v in values] if "powersgd" in name else [to_binary32(v) for v in values]
+        add(name, payload, decoded, values)
+    x = long_input(x)
+    files["long_input.f32.bin"] = x.tobytes()
+    for name, codec in long_forms().items():
+        payload = codec.encode(x)
+        values = codec.values(payload, len(x))
+        decoded = codec.decode(payload, len(x)) if "sketch" in name else [to_binary32(v) for v in values]
+        add(name, payload, decoded, values)
     integers = [0, 1, -1, 2**40, -(2**40), 12345] + [k * k * k - 1000 * k for k in range(26)]
     files["int64.bin"] = struct.pack(f"<{len(integers)}q", *integers)
     files["int64.fold.bin"] = struct.pack(f"<{len(integers)}q", *(WEIGHT * v for v in integers))

@@ -134,6 +134,18 @@ TEST(ConfigTest, SectionOfATransportIsReadAndItsKeysAreChecked) {
               HasSubstr("path_mtu = 1500 is not 0, 256, 512, 1024, 2048 or 4096"));
 }
 
+TEST(ConfigTest, FaultsOnPurposeAreARacks) {
+  const std::string faults = "[transport.faults]\nstall_after = 5\ncut_after = 9\n";
+  const auto config = ParseConfig(absl::StrCat(kRack, faults), "c.toml");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->transport.faults.stall_after, 5u);
+  EXPECT_EQ(config->transport.faults.cut_after, 9u);
+  EXPECT_THAT(Findings(absl::StrCat(kRoot, faults)),
+              HasSubstr("[transport.faults] is about links to a parent, and a root has none"));
+  EXPECT_THAT(Findings(Replaced(absl::StrCat(kRack, faults), "cut_after = 9", "cut_after = -1")),
+              HasSubstr("cut_after"));
+}
+
 // The annotated examples are what users start from.
 TEST(ConfigTest, EveryAnnotatedConfigPasses) {
   int checked = 0;

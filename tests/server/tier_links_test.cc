@@ -59,11 +59,12 @@ TEST(LinkPlaces, NothingIsTakenWhereTheKindIsNotOffered) {
 class NoPartials final : public TierHandler {
  public:
   void OnPartialStart(std::shared_ptr<IncomingPartial> partial) override {
-    partial->Decide(false, nullptr);
+    partial->Refuse("none is taken here");
   }
-  void OnPartialComplete(std::shared_ptr<IncomingPartial>,
-                         std::shared_ptr<const aggregation::PackedPartial>) override {}
+  void OnPartialComplete(std::shared_ptr<IncomingPartial>) override {}
   void OnPartialBroken(std::shared_ptr<IncomingPartial>, absl::Status) override {}
+  void OnPartialBad(const std::string&, uint64_t, std::shared_ptr<IncomingPartial>,
+                    absl::Status) override {}
 };
 
 class TierLinksOver : public ::testing::TestWithParam<std::string> {

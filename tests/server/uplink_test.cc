@@ -4,11 +4,13 @@
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <mutex>
 
 #include "absl/strings/str_cat.h"
 #include "base/philox.h"
+#include "server/partial_digest.h"
 #include "server/tier_stream.h"
 #include "tests/server/node_fixture.h"
 #include "transport/tcp.h"
@@ -83,7 +85,8 @@ class Child final : public UplinkHandler {
   void OnForwarded(uint64_t round, absl::Status status, double) override {
     std::lock_guard lock(mu_);
     forwarded_.push_back(round);
-    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_EQ(absl::IsInvalidArgument(status), expect_refusal) << status;
+    EXPECT_TRUE(status.ok() || expect_refusal) << status;
     changed_.notify_all();
   }
   void OnReleased(uint64_t forward) override {
@@ -97,6 +100,7 @@ class Child final : public UplinkHandler {
     return changed_.wait_for(lock, absl::ToChronoSeconds(kPatience), condition);
   }
   std::vector<uint64_t> forwarded_, released_;  // guarded by mu_; look at them in Await
+  std::atomic<bool> expect_refusal = false;
 
  private:
   std::mutex mu_;
@@ -144,6 +148,11 @@ class UplinkTest : public testing::Test {
     const aggregation::EncodedUpdate* const one = update.get();
     sum_->Fold({&one, 1}, {.begin = 0, .end = Layout()->elements()});
   }
+  std::vector<uint8_t> Packed(uint64_t chunk) const {
+    std::vector<uint8_t> bytes(aggregation::kMaxPackedChunkBytes);
+    bytes.resize(sum_->PackChunk(chunk, bytes.data()));
+    return bytes;
+  }
   v1::PartialSumHeader Header(uint64_t round) const {
     v1::PartialSumHeader header;
     header.set_round(round);
@@ -158,10 +167,44 @@ class UplinkTest : public testing::Test {
   std::unique_ptr<Uplink> uplink_;
 };
 
-// Reads a stream to its end; the data's bytes, chunk by chunk.
-std::vector<std::vector<uint8_t>> ReadAll(transport::Link& link, v1::PartialSumHeader* header) {
+// Reads chunks up to and with the stream's header.
+void ReadHeader(transport::Link& link, StreamReader* reader, v1::PartialSumHeader* header) {
+  while (true) {
+    const auto chunk = link.Receive(absl::Now() + kPatience);
+    ASSERT_TRUE(chunk.ok()) << chunk.status();
+    const auto got = reader->Feed(*chunk);
+    ASSERT_TRUE(got.ok()) << got.status();
+    if (*got != StreamReader::Got::kHeader) continue;
+    ASSERT_TRUE(header->ParseFromString(reader->header()));
+    return;
+  }
+}
+
+// `have`: the first chunks that the parent says it has, of this sum.
+void Answer(transport::Link& link, const v1::PartialSumHeader& header, bool taken,
+            const std::vector<std::vector<uint8_t>>& have = {}) {
+  v1::PartialSumAnswer answer;
+  answer.set_round(header.round());
+  answer.set_attempt(header.attempt());
+  answer.set_taken(taken);
+  PartialDigest digest;
+  for (const auto& chunk : have) digest.Add(chunk);
+  answer.set_have_chunks(have.size());
+  answer.set_have_digest(digest.Value());
+  const auto sent =
+      SendStreamHeader(link, PartialStreamId(header.round()), answer.SerializeAsString(), 0,
+                       {kPatience, [] { return false; }});
+  EXPECT_TRUE(sent.ok()) << sent.status();
+}
+
+// Plays the parent of a stream to its end; the packed chunks that came.
+std::vector<std::vector<uint8_t>> ReadAll(transport::Link& link, v1::PartialSumHeader* header,
+                                          const std::vector<std::vector<uint8_t>>& have = {}) {
   StreamReader reader;
   std::vector<std::vector<uint8_t>> chunks;
+  ReadHeader(link, &reader, header);
+  Answer(link, *header, false, have);
+  reader.AllowStartAt(have.size());
   while (true) {
     auto chunk = link.Receive(absl::Now() + kPatience);
     EXPECT_TRUE(chunk.ok()) << chunk.status();
@@ -169,12 +212,16 @@ std::vector<std::vector<uint8_t>> ReadAll(transport::Link& link, v1::PartialSumH
     const auto got = reader.Feed(*chunk);
     EXPECT_TRUE(got.ok()) << got.status();
     if (!got.ok()) return chunks;
-    if (*got == StreamReader::Got::kHeader) {
-      EXPECT_TRUE(header->ParseFromString(reader.header()));
+    if (reader.data_index() + 1 < reader.total()) {
+      chunks.emplace_back(chunk->bytes().begin(), chunk->bytes().end());
+      continue;
     }
-    if (*got != StreamReader::Got::kData) continue;
-    chunks.emplace_back(chunk->bytes().begin(), chunk->bytes().end());
-    if (chunks.size() == reader.total()) return chunks;
+    v1::PartialSumTrailer trailer;
+    EXPECT_TRUE(trailer.ParseFromArray(chunk->data(), static_cast<int>(chunk->size())));
+    EXPECT_EQ(trailer.digest().size(), 32u);
+    *chunk = transport::Chunk();
+    Answer(link, *header, true);
+    return chunks;
   }
 }
 
@@ -197,13 +244,22 @@ TEST_F(UplinkTest, ForwardsTheSumAndSaysItsBytesBeforehand) {
   EXPECT_TRUE(child_.Await([&] { return child_.forwarded_ == std::vector<uint64_t>{3}; }));
 }
 
+// Answers the header that comes, and takes the first chunk after it.
+absl::StatusOr<transport::Chunk> Begin(transport::Link& link) {
+  StreamReader reader;
+  v1::PartialSumHeader header;
+  ReadHeader(link, &reader, &header);
+  Answer(link, header, false);
+  return link.Receive(absl::Now() + kPatience);
+}
+
 // The parent does not read: a caller that waited for the forwarder would wait with it.
 TEST_F(UplinkTest, AbandonDoesNotWaitAndTheNextForwardGoesThrough) {
   const auto stuck = parent_.Accept();
   ASSERT_NE(stuck, nullptr);
   uplink_->Forward(Header(1), sum_.get());
-  // The header is held: it has begun, and cannot end.
-  const auto first = stuck->Receive(absl::Now() + kPatience);
+  // A chunk is held: it has begun, and cannot end.
+  const auto first = Begin(*stuck);
   ASSERT_TRUE(first.ok()) << first.status();
   const uint64_t given_up = uplink_->Abandon();
   EXPECT_NE(given_up, 0u) << "it was sending";
@@ -224,7 +280,7 @@ TEST_F(UplinkTest, ANewForwardReplacesOneThatIsStuck) {
   const auto stuck = parent_.Accept();
   ASSERT_NE(stuck, nullptr);
   uplink_->Forward(Header(1), sum_.get());
-  const auto first = stuck->Receive(absl::Now() + kPatience);
+  const auto first = Begin(*stuck);
   ASSERT_TRUE(first.ok()) << first.status();
   uplink_->Forward(Header(1), sum_.get());
   const auto link = parent_.Accept();
@@ -238,13 +294,61 @@ TEST_F(UplinkTest, ForwardGoesOverTheNextLinkWhereTheFirstBreaks) {
   auto broken = parent_.Accept();
   ASSERT_NE(broken, nullptr);
   uplink_->Forward(Header(1), sum_.get());
-  ASSERT_TRUE(broken->Receive(absl::Now() + kPatience).ok());
+  ASSERT_TRUE(Begin(*broken).ok());
   broken->Cancel("the test cuts it");
   const auto link = parent_.Accept();
   ASSERT_NE(link, nullptr);
   v1::PartialSumHeader header;
   EXPECT_EQ(ReadAll(*link, &header).size(), sum_->chunk_count());
   EXPECT_TRUE(child_.Await([&] { return child_.forwarded_ == std::vector<uint64_t>{1}; }));
+}
+
+TEST_F(UplinkTest, SendsOnlyWhatTheParentLacksWhereItHasTheFirstChunksOfThisSum) {
+  const auto link = parent_.Accept();
+  ASSERT_NE(link, nullptr);
+  uplink_->Forward(Header(1), sum_.get());
+  v1::PartialSumHeader header;
+  const std::vector<std::vector<uint8_t>> have = {Packed(0), Packed(1)};
+  const auto rest = ReadAll(*link, &header, have);
+  ASSERT_EQ(rest.size(), sum_->chunk_count() - 2);
+  EXPECT_EQ(rest.front(), Packed(2));
+  EXPECT_EQ(rest.back(), Packed(sum_->chunk_count() - 1));
+  EXPECT_TRUE(child_.Await([&] { return child_.forwarded_ == std::vector<uint64_t>{1}; }));
+}
+
+TEST_F(UplinkTest, SendsAllWhereTheParentHasChunksOfAnotherSum) {
+  const auto link = parent_.Accept();
+  ASSERT_NE(link, nullptr);
+  uplink_->Forward(Header(1), sum_.get());
+  v1::PartialSumHeader header;
+  std::vector<std::vector<uint8_t>> have = {Packed(0), Packed(1)};
+  have[1].back() ^= 1;
+  const auto all = ReadAll(*link, &header, have);
+  ASSERT_EQ(all.size(), sum_->chunk_count());
+  EXPECT_EQ(all.front(), Packed(0));
+}
+
+TEST_F(UplinkTest, ARefusalEndsTheForwardAndIsNotTriedAgain) {
+  const auto link = parent_.Accept();
+  ASSERT_NE(link, nullptr);
+  child_.expect_refusal = true;
+  uplink_->Forward(Header(1), sum_.get());
+  StreamReader reader;
+  v1::PartialSumHeader header;
+  ReadHeader(*link, &reader, &header);
+  v1::PartialSumAnswer answer;
+  answer.set_round(1);
+  answer.set_attempt(header.attempt());
+  answer.set_refused("the moon is full");
+  ASSERT_TRUE(SendStreamHeader(*link, PartialStreamId(1), answer.SerializeAsString(), 0,
+                               {kPatience, [] { return false; }})
+                  .ok());
+  EXPECT_TRUE(child_.Await([&] { return child_.forwarded_ == std::vector<uint64_t>{1}; }));
+  child_.expect_refusal = false;
+  // The link is as good as before.
+  uplink_->Forward(Header(2), sum_.get());
+  EXPECT_EQ(ReadAll(*link, &header).size(), sum_->chunk_count());
+  EXPECT_EQ(header.round(), 2u);
 }
 
 }  // namespace

@@ -199,13 +199,29 @@ int FakeVerbs::DeallocPd(ibv_pd* pd) {
 ibv_mr* FakeVerbs::RegMr(ibv_pd* pd, void* address, size_t bytes, int access) {
   std::lock_guard lock(mutex_);
   if (Fails("RegMr")) return nullptr;
+  const bool on_gpu = translate(reinterpret_cast<uint64_t>(address)) != address;
+  if (on_gpu && !peer_memory) {
+    errno = EFAULT;
+    return nullptr;
+  }
+  return AddRegion(pd, reinterpret_cast<uint64_t>(address), bytes, access);
+}
+ibv_mr* FakeVerbs::RegDmabufMr(ibv_pd* pd, uint64_t, size_t bytes, uint64_t iova, int fd,
+                               int access) {
+  std::lock_guard lock(mutex_);
+  if (Fails("RegDmabufMr")) return nullptr;
+  if (fd >= 0 && dmabuf_registers) return AddRegion(pd, iova, bytes, access);
+  errno = dmabuf_errno;
+  return nullptr;
+}
+ibv_mr* FakeVerbs::AddRegion(ibv_pd* pd, uint64_t address, size_t bytes, int access) {
   if (bytes > device_attributes.max_mr_size) {
     errno = EINVAL;
     return nullptr;
   }
   auto mr = std::make_unique<ibv_mr>();
   mr->pd = pd;
-  mr->addr = address;
+  mr->addr = reinterpret_cast<void*>(address);
   mr->length = bytes;
   mr->handle = static_cast<uint32_t>(access);
   mr->lkey = mr->rkey = next_key_++;
@@ -213,10 +229,6 @@ ibv_mr* FakeVerbs::RegMr(ibv_pd* pd, void* address, size_t bytes, int access) {
   ++registrations_;
   largest_registration_ = std::max(largest_registration_, bytes);
   return (regions_[mr->lkey] = std::move(mr)).get();
-}
-ibv_mr* FakeVerbs::RegDmabufMr(ibv_pd*, uint64_t, size_t, uint64_t, int, int) {
-  errno = dmabuf_errno;
-  return nullptr;
 }
 int FakeVerbs::DeregMr(ibv_mr* mr) {
   std::lock_guard lock(mutex_);

@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -30,7 +31,13 @@ class FakeVerbs final : public VerbsApi {
   ibv_port_attr port_attributes{};
   std::vector<ibv_gid_entry> gids;
   bool no_device = false;
-  int dmabuf_errno = EOPNOTSUPP;
+  int dmabuf_errno = EOPNOTSUPP;  // of registering descriptor -1
+  bool dmabuf_registers = false;  // other descriptors
+  bool peer_memory = false;       // GPU addresses can be registered as they are
+  // Where the memory of an address really is, for those that no CPU may use (a fake GPU's).
+  std::function<uint8_t*(uint64_t)> translate = [](uint64_t at) {
+    return reinterpret_cast<uint8_t*>(at);
+  };
   // The `nth` call from now on (from 1) of a verb, by name ("CreateCq"), fails with `error`.
   void FailCall(const std::string& verb, int nth, int error);
   // Packets with more payload than this get lost (any time); 0: none.
@@ -114,6 +121,7 @@ class FakeVerbs final : public VerbsApi {
   };
 
   // All of these with mutex_ held.
+  ibv_mr* AddRegion(ibv_pd* pd, uint64_t address, size_t bytes, int access);
   bool Fails(const std::string& verb);  // counts the call, and sets errno where it is to fail
   void Complete(Queue& queue, const ibv_wc& completion);
   void CompleteSend(Pair& pair, const Request& request, ibv_wc_status status);

@@ -99,8 +99,8 @@ ibv_wc_status FakeVerbs::Copy(std::unique_lock<std::mutex>& lock, Pair& pair, Pa
     Flush(peer);
     return IBV_WC_REM_ACCESS_ERR;
   }
-  auto* to = reinterpret_cast<uint8_t*>(remote.remote_addr);
-  const auto* from = reinterpret_cast<const uint8_t*>(request.piece.addr);
+  uint8_t* to = translate(remote.remote_addr);
+  const uint8_t* from = translate(request.piece.addr);
   // Outside the lock, as hardware has none; nobody may look before the completion.
   const size_t head = split_ ? bytes / 2 : 0;
   busy_pair_ = pair.qp_num;

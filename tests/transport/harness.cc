@@ -21,18 +21,6 @@
 namespace tributary::transport {
 namespace {
 
-class PlainThread final : public TestThread {
- public:
-  explicit PlainThread(std::function<void()> body) : thread_(std::move(body)) {}
-  ~PlainThread() override { Join(); }
-  void Join() override {
-    if (thread_.joinable()) thread_.join();
-  }
-
- private:
-  std::thread thread_;
-};
-
 class TcpHarness final : public Harness {
  public:
   explicit TcpHarness(bool decorated) : fabric_(MakeTcpFabric()) {
@@ -55,9 +43,6 @@ class TcpHarness final : public Harness {
   std::string listen_address() const override { return "127.0.0.1:0"; }
   std::string nobody() const override { return nobody_; }
   absl::Time In(absl::Duration wait) const override { return absl::Now() + wait; }
-  std::unique_ptr<TestThread> Spawn(std::function<void()> body) override {
-    return std::make_unique<PlainThread>(std::move(body));
-  }
   std::string transport() const override { return "tcp"; }
 
  private:
@@ -73,9 +58,6 @@ class ShmHarness final : public Harness {
   std::string listen_address() const override { return "@"; }
   std::string nobody() const override { return "@tributary-test-nobody-listens-here"; }
   absl::Time In(absl::Duration wait) const override { return absl::Now() + wait; }
-  std::unique_ptr<TestThread> Spawn(std::function<void()> body) override {
-    return std::make_unique<PlainThread>(std::move(body));
-  }
   std::string transport() const override { return "shm"; }
 
  private:
@@ -93,9 +75,6 @@ class AutoHarness final : public Harness {
     return EncodeOffers({{.kind = "tcp", .preference = 1, .self = "", .address = tcp_.nobody()}});
   }
   absl::Time In(absl::Duration wait) const override { return absl::Now() + wait; }
-  std::unique_ptr<TestThread> Spawn(std::function<void()> body) override {
-    return std::make_unique<PlainThread>(std::move(body));
-  }
   std::string transport() const override { return "shm"; }
 
  private:
@@ -109,13 +88,19 @@ class AutoHarness final : public Harness {
   const std::unique_ptr<Fabric> fabric_;
 };
 
+roce::Libraries LibrariesOf(std::shared_ptr<roce::VerbsApi> verbs) {
+  roce::Libraries libraries;
+  libraries.verbs = std::move(verbs);
+  return libraries;
+}
+
 class RoceHarness final : public Harness {
  public:
   RoceHarness() : verbs_(std::make_shared<roce::FakeVerbs>()), tcp_(false) {
     RoceOptions options;
     options.arena_bytes = size_t{64} << 20;  // as pages are touched
     for (auto* fabric : {&server_, &client_}) {
-      auto made = roce::MakeFabricOver(verbs_, options, {.bytes = 0, .exempt = true});
+      auto made = roce::MakeFabricOver(LibrariesOf(verbs_), options, {.bytes = 0, .exempt = true});
       if (!made.ok()) std::abort();
       *fabric = std::move(*made);
     }
@@ -135,10 +120,8 @@ class RoceHarness final : public Harness {
   std::string listen_address() const override { return tcp_.listen_address(); }
   std::string nobody() const override { return tcp_.nobody(); }
   absl::Time In(absl::Duration wait) const override { return absl::Now() + wait; }
-  std::unique_ptr<TestThread> Spawn(std::function<void()> body) override {
-    return std::make_unique<PlainThread>(std::move(body));
-  }
   std::string transport() const override { return "roce"; }
+  size_t live_objects() const override { return verbs_->live_objects(); }
 
  private:
   std::shared_ptr<roce::FakeVerbs> verbs_;

@@ -23,6 +23,18 @@ class TestThread {
   virtual void Join() = 0;
 };
 
+class PlainThread final : public TestThread {
+ public:
+  explicit PlainThread(std::function<void()> body) : thread_(std::move(body)) {}
+  ~PlainThread() override { Join(); }
+  void Join() override {
+    if (thread_.joinable()) thread_.join();
+  }
+
+ private:
+  std::thread thread_;
+};
+
 class Harness {
  public:
   virtual ~Harness() = default;
@@ -32,9 +44,13 @@ class Harness {
   // An address at which nobody listens.
   virtual std::string nobody() const = 0;
   virtual absl::Time In(absl::Duration wait) const = 0;
-  virtual std::unique_ptr<TestThread> Spawn(std::function<void()> body) = 0;
+  virtual std::unique_ptr<TestThread> Spawn(std::function<void()> body) {
+    return std::make_unique<PlainThread>(std::move(body));
+  }
   // The link's name for its transport.
   virtual std::string transport() const = 0;
+  // Queue pairs, registrations and the like, where the transport has them and they can be counted.
+  virtual size_t live_objects() const { return 0; }
 };
 
 // What the conformance tests of this binary run against, by name.

@@ -1,22 +1,14 @@
 // What every transport between processes promises of peers that die, stop or come back, and of
 // strangers at its door.
-#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <sys/time.h>
-#include <sys/un.h>
-#include <unistd.h>
 
-#include <cstddef>
-#include <cstring>
 #include <memory>
 #include <string>
 
-#include "absl/strings/numbers.h"
 #include "tests/transport/harness.h"
 #include "tests/transport/peer_process.h"
+#include "tests/transport/stranger.h"
 #include "transport/shm.h"
 #include "transport/tcp.h"
 
@@ -146,66 +138,19 @@ TEST_P(Liveness, RestartedPeerIsAcceptedWhileItsOldLinkIsStillThere) {
   EXPECT_TRUE(fresh->Receive(Soon()).ok());
 }
 
-// A stranger's plain blocking socket.
-class Stranger {
- public:
-  Stranger(const std::string& kind, const std::string& address) {
-    sockaddr_storage to{};
-    socklen_t length = 0;
-    if (kind == "shm") {
-      auto* name = reinterpret_cast<sockaddr_un*>(&to);
-      name->sun_family = AF_UNIX;
-      std::memcpy(name->sun_path + 1, address.data() + 1, address.size() - 1);
-      length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + address.size());
-    } else {
-      int port = 0;
-      EXPECT_TRUE(absl::SimpleAtoi(address.substr(address.rfind(':') + 1), &port));
-      auto* name = reinterpret_cast<sockaddr_in*>(&to);
-      name->sin_family = AF_INET;
-      name->sin_port = htons(static_cast<uint16_t>(port));
-      name->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-      length = sizeof(sockaddr_in);
-    }
-    fd_ = socket(to.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    EXPECT_EQ(connect(fd_, reinterpret_cast<sockaddr*>(&to), length), 0);
-    timeval patience{.tv_sec = 20, .tv_usec = 0};
-    setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
-  }
-  Stranger(const Stranger&) = delete;
-  Stranger& operator=(const Stranger&) = delete;
-  ~Stranger() { close(fd_); }
-  void Say(const std::string& bytes) const {
-    EXPECT_EQ(send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL),
-              static_cast<ssize_t>(bytes.size()));
-  }
-  // All that is answered until the other side closes.
-  std::string Hear() const {
-    std::string all;
-    char buffer[4096];
-    ssize_t n = 0;
-    while ((n = recv(fd_, buffer, sizeof(buffer), 0)) > 0)
-      all.append(buffer, static_cast<size_t>(n));
-    EXPECT_EQ(n, 0) << "the connection was not closed in order: " << std::strerror(errno);
-    return all;
-  }
-
- private:
-  int fd_;
-};
-
 TEST_P(Liveness, StrangersAreAnsweredAndHoldUpNobody) {
   auto listener = ListenHere(SmallOptions("server"));
-  const Stranger silent(GetParam(), listener->address());
-  const Stranger http(GetParam(), listener->address());
+  const Stranger silent(listener->address());
+  const Stranger http(listener->address());
   http.Say("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
   EXPECT_THAT(http.Hear(), HasSubstr("HTTP/1.1 400 Bad Request"));
-  const Stranger tls(GetParam(), listener->address());
+  const Stranger tls(listener->address());
   tls.Say(std::string("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 11) + std::string(500, 'r'));
   EXPECT_THAT(tls.Hear(), HasSubstr("TLS"));
-  const Stranger giant(GetParam(), listener->address());
+  const Stranger giant(listener->address());
   giant.Say(std::string("TRIBLINK\0\0\0\0\0\0\0\x80", 16));
   EXPECT_THAT(giant.Hear(), HasSubstr("9223372036854775808"));
-  const Stranger noise(GetParam(), listener->address());
+  const Stranger noise(listener->address());
   noise.Say(std::string("TRIBLINK\x04\0\0\0\0\0\0\0", 16) + "\xff\xff\xff\xff");
   EXPECT_THAT(noise.Hear(), HasSubstr("not readable"));
   EXPECT_EQ(listener->refused(), 4u);

@@ -4,9 +4,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <spdlog/sinks/ostream_sink.h>
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <sstream>
 #include <string>
 
 #include "tests/transport/fake_verbs.h"
@@ -31,6 +35,24 @@ inline RoceOptions SmallArena() {
   return options;
 }
 
+// What is logged while it lives.
+class LogCapture {
+ public:
+  LogCapture() : before_(spdlog::default_logger()) {
+    spdlog::set_default_logger(std::make_shared<spdlog::logger>(
+        "", std::make_shared<spdlog::sinks::ostream_sink_mt>(text_)));
+  }
+  ~LogCapture() { spdlog::set_default_logger(before_); }
+  std::string text() const {
+    spdlog::default_logger()->flush();
+    return text_.str();
+  }
+
+ private:
+  std::ostringstream text_;
+  std::shared_ptr<spdlog::logger> before_;
+};
+
 // A fabric over one fake device, and a link from it to itself.
 class Roce : public ::testing::Test {
  protected:
@@ -45,7 +67,8 @@ class Roce : public ::testing::Test {
     EXPECT_EQ(verbs_->overflows(), 0u);
   }
   absl::Status Open(const RoceOptions& options = SmallArena()) {
-    auto fabric = roce::MakeFabricOver(verbs_, options, kExempt);
+    libraries_.verbs = verbs_;
+    auto fabric = roce::MakeFabricOver(libraries_, options, kExempt);
     if (!fabric.ok()) return fabric.status();
     fabric_ = std::move(*fabric);
     return absl::OkStatus();
@@ -86,6 +109,7 @@ class Roce : public ::testing::Test {
   }
 
   std::shared_ptr<FakeVerbs> verbs_ = std::make_shared<FakeVerbs>();
+  roce::Libraries libraries_;  // cm and cuda: as a test sets them, else not there
   std::unique_ptr<Fabric> fabric_;
   std::unique_ptr<Listener> listener_;
   std::unique_ptr<transport::Link> client_;

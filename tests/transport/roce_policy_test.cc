@@ -8,11 +8,12 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/bytes.h"
 #include "transport/internal/hello.h"
 #include "transport/roce/completion_error.h"
 #include "transport/roce/endpoint.h"
-#include "transport/roce/gid.h"
+#include "transport/roce/place.h"
 #include "transport/roce/plan.h"
 
 namespace tributary::transport {
@@ -31,41 +32,57 @@ ibv_gid_entry Gid(uint32_t port, uint32_t index, const std::string& address, uin
   return entry;
 }
 
-TEST(RoceGid, IsTheOneOfTheControlSocketsAddressAndOfVersion2) {
-  const std::vector<std::vector<ibv_gid_entry>> tables = {
+TEST(RocePlace, IsThePortWithTheAddressAndItsEntryOfVersion2) {
+  std::vector<roce::PortTable> tables;
+  const std::vector<std::vector<ibv_gid_entry>> devices = {
       {Gid(1, 0, "fe80::5", IBV_GID_TYPE_ROCE_V1), Gid(1, 1, "fe80::5", IBV_GID_TYPE_ROCE_V2)},
       {Gid(1, 0, "fe80::6", IBV_GID_TYPE_ROCE_V1), Gid(1, 1, "fe80::6", IBV_GID_TYPE_ROCE_V2),
        Gid(1, 2, "::ffff:10.0.0.6", IBV_GID_TYPE_ROCE_V1),
        Gid(1, 3, "::ffff:10.0.0.6", IBV_GID_TYPE_ROCE_V2),
        Gid(2, 0, "2001:db8::6", IBV_GID_TYPE_ROCE_V2)},
       {Gid(1, 0, "fe80::7", IBV_GID_TYPE_IB)}};
-  roce::GidWish wish;
-  wish.local = Gid(0, 0, "::ffff:10.0.0.6", 0).gid;
-  auto choice = roce::PickGid(tables, wish);
-  ASSERT_TRUE(choice.ok()) << choice.status();
-  EXPECT_EQ(choice->device, 1u);
-  EXPECT_EQ(choice->entry.gid_index, 3u);
-  wish.local = Gid(0, 0, "2001:db8::6", 0).gid;
-  choice = roce::PickGid(tables, wish);
-  ASSERT_TRUE(choice.ok()) << choice.status();
-  EXPECT_EQ(choice->entry.port_num, 2u);
+  for (size_t i = 0; i < devices.size(); ++i) {
+    for (auto& table : roce::PortTables(i, absl::StrCat("mlx5_", i), devices[i])) {
+      tables.push_back(std::move(table));
+    }
+  }
+  ASSERT_EQ(tables.size(), 4u);
+  roce::PlaceWish wish;
+  wish.address = *rdma::ParseGid("10.0.0.6");
+  wish.address_text = "10.0.0.6";
+  auto place = roce::PickPlace(tables, wish);
+  ASSERT_TRUE(place.ok()) << place.status();
+  EXPECT_EQ(place->device, 1u);
+  EXPECT_EQ(place->gid.index, 3u);
+  wish.address = *rdma::ParseGid("2001:db8::6");
+  place = roce::PickPlace(tables, wish);
+  ASSERT_TRUE(place.ok()) << place.status();
+  EXPECT_EQ(place->port, 2u);
+  // A device or port that the wish names leaves out the others.
+  wish.port = 1;
+  EXPECT_EQ(roce::PickPlace(tables, wish).status().code(), absl::StatusCode::kNotFound);
+  wish.port = 0;
+  wish.device = "mlx5_9";
+  EXPECT_THAT(Words(roce::PickPlace(tables, wish).status()),
+              HasSubstr("\"mlx5_9\" is not among the devices"));
+  wish.device = "";
   // An address that no table has; unless the index is told.
-  wish.local = Gid(0, 0, "::ffff:127.0.0.1", 0).gid;
-  EXPECT_EQ(roce::PickGid(tables, wish).status().code(), absl::StatusCode::kNotFound);
+  wish.address = *rdma::ParseGid("127.0.0.1");
+  EXPECT_EQ(roce::PickPlace(tables, wish).status().code(), absl::StatusCode::kNotFound);
   wish.index = 1;
-  choice = roce::PickGid(tables, wish);
-  ASSERT_TRUE(choice.ok()) << choice.status();
-  EXPECT_EQ(choice->device, 0u);
-  wish.index = 0;
-  EXPECT_THAT(Words(roce::PickGid(tables, wish).status()), HasSubstr("RoCE v1"));
+  place = roce::PickPlace(tables, wish);
+  ASSERT_TRUE(place.ok()) << place.status();
+  EXPECT_EQ(place->device, 0u);
+  wish.index = 2;
+  EXPECT_THAT(Words(roce::PickPlace(tables, wish).status()), HasSubstr("RoCE v1"));
   wish.index = 9;
-  EXPECT_THAT(Words(roce::PickGid(tables, wish).status()), HasSubstr("no GID of index 9"));
+  EXPECT_THAT(Words(roce::PickPlace(tables, wish).status()), HasSubstr("no GID of index 9"));
   // An IPoIB interface's hardware address names the port.
   wish.index = -1;
-  wish.ipoib = Gid(0, 0, "fe80::7", 0).gid;
-  choice = roce::PickGid(tables, wish);
-  ASSERT_TRUE(choice.ok()) << choice.status();
-  EXPECT_EQ(choice->device, 2u);
+  wish.infiniband = *rdma::ParseGid("fe80::7");
+  place = roce::PickPlace(tables, wish);
+  ASSERT_TRUE(place.ok()) << place.status();
+  EXPECT_EQ(place->device, 2u);
 }
 
 TEST(RocePlan, ReceiveQueuesHoldAllThatThePeerMaySendAndClampsAreEven) {

@@ -314,9 +314,9 @@ INSTANTIATE_TEST_SUITE_P(All, ShmNonsense, ::testing::ValuesIn(kNonsense),
 // A wait ends by the bell whether it spins or sleeps, and by its deadline.
 TEST(ShmBell, WakesSleepersOfAnyThreadAndKeepsDeadlines) {
   shm::Bell bell{};
-  shm::Spinner spinner;
+  internal::Spinner spinner;
   const uint32_t before = bell.Count();
-  EXPECT_FALSE(spinner.Wait(bell, before));
+  EXPECT_FALSE(shm::SpinFor(spinner, bell, before));
   bell.Sleep(before, internal::Deadline::After(absl::Milliseconds(20)));  // returns
   std::thread sleeper([&] {
     while (bell.Count() == before) bell.Sleep(before, internal::Deadline::Infinite());
@@ -324,7 +324,7 @@ TEST(ShmBell, WakesSleepersOfAnyThreadAndKeepsDeadlines) {
   while (bell.sleepers.load() == 0) std::this_thread::yield();
   bell.Ring();
   sleeper.join();
-  EXPECT_TRUE(spinner.Wait(bell, before));
+  EXPECT_TRUE(shm::SpinFor(spinner, bell, before));
   bell.Sleep(before, internal::Deadline::Infinite());  // rung since: does not sleep
 }
 

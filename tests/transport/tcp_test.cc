@@ -1,21 +1,15 @@
 // What links over TCP promise beyond the suites of all: versions, floods and half-made links at the
 // port.
-#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <sys/time.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "tests/transport/harness.h"
+#include "tests/transport/stranger.h"
 #include "transport/internal/hello.h"
 #include "transport/tcp.h"
 
@@ -48,41 +42,6 @@ void ExpectWorking(Listener& listener) {
   ASSERT_TRUE(got.ok()) << got.status();
   EXPECT_EQ(got->data()[0], 42);
 }
-
-// A plain blocking socket, as a stranger has it.
-class Stranger {
- public:
-  explicit Stranger(const std::string& address) {
-    fd_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    int port = 0;
-    EXPECT_TRUE(absl::SimpleAtoi(address.substr(address.rfind(':') + 1), &port));
-    sockaddr_in to{};
-    to.sin_family = AF_INET;
-    to.sin_port = htons(static_cast<uint16_t>(port));
-    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    EXPECT_EQ(connect(fd_, reinterpret_cast<sockaddr*>(&to), sizeof(to)), 0);
-    timeval patience{.tv_sec = 20, .tv_usec = 0};
-    setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
-  }
-  ~Stranger() { close(fd_); }
-  void Say(const std::string& bytes) const {
-    EXPECT_EQ(send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL),
-              static_cast<ssize_t>(bytes.size()));
-  }
-  // All that is answered until the other side closes.
-  std::string Hear() const {
-    std::string all;
-    char buffer[4096];
-    ssize_t n = 0;
-    while ((n = recv(fd_, buffer, sizeof(buffer), 0)) > 0)
-      all.append(buffer, static_cast<size_t>(n));
-    EXPECT_EQ(n, 0) << "the connection was not closed in order: " << std::strerror(errno);
-    return all;
-  }
-
- private:
-  int fd_;
-};
 
 TEST(TcpListener, OtherVersionIsRefusedInWords) {
   auto listener = ListenHere(SmallOptions("server"));

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "transport/internal/mapping.h"
 
 namespace tributary::transport::internal {
 
@@ -16,22 +17,14 @@ class Arena {
  public:
   static absl::StatusOr<Arena> Map(size_t slot_bytes, uint32_t slots);
   Arena() = default;
-  Arena(Arena&& other) noexcept { Swap(other); }
-  Arena& operator=(Arena&& other) noexcept {
-    Swap(other);
-    return *this;
-  }
-  ~Arena();
 
-  uint8_t* slot(uint32_t index) const { return base_ + stride_ * index; }
+  uint8_t* slot(uint32_t index) const { return memory_.data() + stride_ * index; }
   size_t slot_bytes() const { return slot_bytes_; }
 
  private:
-  void Swap(Arena& other) noexcept;
-  uint8_t* base_ = nullptr;
+  Mapping memory_;
   size_t stride_ = 0;
   size_t slot_bytes_ = 0;
-  size_t mapped_ = 0;
 };
 
 // Which of the slots first .. first + count - 1 are free. Not thread-safe.

@@ -2,6 +2,7 @@
 #include "transport/rdma/gid.h"
 
 #include <arpa/inet.h>
+#include <netinet/in.h>
 
 #include <algorithm>
 #include <cstring>
@@ -75,13 +76,21 @@ int TypeRank(const RankedGid& r) {
 void JudgeEthernet(const GidWish& wish, RankedGid* r) {
   const Reach reach = ReachOf(r->entry.gid);
   const bool asked = wish.index == r->entry.index;
-  r->usable = asked || (reach != Reach::kNothing && r->entry.type != GidType::kRoceV1);
-  if (asked) {
-    r->why = absl::StrCat("asked for by its index; ", GidTypeText(r->entry.type));
-  } else if (r->entry.type == GidType::kRoceV1) {
+  const bool other = !wish.index.has_value() && wish.address.has_value();
+  // An address that a link has is good enough for it, even that of a loopback.
+  r->usable = (asked || other || reach != Reach::kNothing) && r->entry.type != GidType::kRoceV1;
+  if (r->entry.type == GidType::kRoceV1) {
     r->why = absl::StrCat("RoCE v1", r->type_inferred ? " by its place in the table" : "",
                           ": routers and RoCE v2 peers do not take it");
     return;
+  }
+  if (other && r->entry.gid != *wish.address) {
+    r->usable = false;
+    r->why = "of another address";
+    return;
+  }
+  if (asked) {
+    r->why = absl::StrCat("asked for by its index; ", GidTypeText(r->entry.type));
   } else if (r->type_inferred) {
     r->why = "RoCE v2 by its place in the table (its type cannot be read)";
   } else {
@@ -135,6 +144,17 @@ const char* GidTypeText(GidType type) {
   return "type unknown";
 }
 
+Gid GidOfAddress(const sockaddr& address) {
+  Gid gid{};
+  if (address.sa_family == AF_INET6) {
+    std::memcpy(gid.data(), &reinterpret_cast<const sockaddr_in6&>(address).sin6_addr, gid.size());
+  } else if (address.sa_family == AF_INET) {
+    std::memcpy(gid.data(), kMapped, sizeof(kMapped));
+    std::memcpy(gid.data() + 12, &reinterpret_cast<const sockaddr_in&>(address).sin_addr, 4);
+  }
+  return gid;
+}
+
 std::vector<RankedGid> RankGids(const std::vector<GidEntry>& table, const GidWish& wish) {
   std::vector<RankedGid> ranked;
   for (const GidEntry& entry : table) {
@@ -145,8 +165,11 @@ std::vector<RankedGid> RankGids(const std::vector<GidEntry>& table, const GidWis
   if (wish.link_layer == LinkLayer::kInfiniband) {
     for (RankedGid& r : ranked) {
       r.entry.type = GidType::kInfiniband;
-      r.usable = true;
-      r.why = wish.index == r.entry.index ? "asked for by its index" : "InfiniBand port GID";
+      r.usable =
+          wish.index.has_value() || !wish.address.has_value() || r.entry.gid == *wish.address;
+      r.why = wish.index == r.entry.index ? "asked for by its index"
+              : r.usable                  ? "InfiniBand port GID"
+                                          : "of another port";
     }
   } else {
     InferTypes(&ranked);
@@ -170,6 +193,11 @@ absl::StatusOr<RankedGid> PickGid(const std::vector<GidEntry>& table, const GidW
                                             ranked[0].entry.index, " (",
                                             GidText(ranked[0].entry.gid), ", ", ranked[0].why,
                                             "): set that, or leave the choice open"));
+  }
+  if (!ranked[0].usable && wish.index.has_value()) {
+    return absl::NotFoundError(absl::StrCat("GID index ", *wish.index, " (",
+                                            GidText(ranked[0].entry.gid), ") is ", ranked[0].why,
+                                            "; choose one of RoCE v2, or leave the choice open"));
   }
   if (!ranked[0].usable) {
     return absl::NotFoundError(absl::StrCat(

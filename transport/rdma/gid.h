@@ -1,11 +1,13 @@
-// Which entry of a port's GID table a RoCE link should use: a pure policy, and the reading of the
-// table from /sys.
+// Which entry of a port's GID table a link uses: the one policy, pure, for the links and for the
+// doctor; and the reading of the table from /sys.
 //
 // A GID is 128 bits, an IPv6 address in form; IPv4 addresses stand in it as ::ffff:a.b.c.d
 // (InfiniBand Architecture Specification, annexes A16 and A17). The table holds an entry for each
 // address of the port's network device and each RoCE version; index 0 is usually the link-local
 // address in version 1, which neither routers nor most fabrics carry.
 #pragma once
+
+#include <sys/socket.h>
 
 #include <array>
 #include <cstdint>
@@ -33,8 +35,10 @@ struct GidEntry {
 
 struct GidWish {
   LinkLayer link_layer = LinkLayer::kEthernet;
-  std::optional<uint32_t> index;  // the config's choice: taken if it exists, whatever its rank
+  std::optional<uint32_t> index;  // the config's choice: taken whatever its rank, but for version 1
   std::string netdev;             // prefer this network device's entries; empty: any
+  // Only entries of this address: what the route of a link has. Of no weight where `index` is set.
+  std::optional<Gid> address;
 };
 
 struct RankedGid {
@@ -50,11 +54,13 @@ std::string GidText(const Gid& gid);
 // is mapped. INVALID_ARGUMENT otherwise.
 absl::StatusOr<Gid> ParseGid(const std::string& text);
 const char* GidTypeText(GidType type);
+// The IP address of a socket's end as the GID that it has on RoCE; all zero for other families.
+Gid GidOfAddress(const sockaddr& address);
 
 // All entries that are not empty, the best first. On Ethernet: a known RoCE v2 before one of
-// unknown type; version 1 is never usable unless asked for by index. IPv4 (private or public alike)
-// before global and unique-local IPv6, before 169.254/16, before fe80::/10; then the wished network
-// device; then the lower index. On InfiniBand: by index.
+// unknown type; version 1 is never usable, since routers and RoCE v2 peers do not take it. IPv4
+// (private or public alike) before global and unique-local IPv6, before 169.254/16, before
+// fe80::/10; then the wished network device; then the lower index. On InfiniBand: by index.
 //
 // Types that are missing are inferred where the same GID stands twice: drivers list a GID's
 // version 1 before its version 2.

@@ -148,7 +148,11 @@ void RoceCore::TakeGrant(uint32_t immediate) {
 // Header, length and checksum of the chunk that was written to `place`.
 absl::Status RoceCore::CheckChunk(const ibv_wc& completion, uint32_t place,
                                   ChunkHeader* header) const {
-  const uint8_t* at = wire_->slot(wire_->slots() + place).data;
+  const Slot& slot = wire_->slot(wire_->slots() + place);
+  const RegisteredArena& arena = wire_->arena();
+  const uint8_t* at = slot.data;
+  const size_t written = std::min<size_t>(completion.byte_len, kHeaderRoom + wire_->chunk_bytes());
+  RETURN_IF_ERROR(arena.FromWire(slot, 0, written));
   internal::ChunkHeaderBytes bytes;
   std::copy_n(at, bytes.size(), bytes.data());
   ASSIGN_OR_RETURN(*header, internal::DecodeChunkHeader(bytes));
@@ -164,7 +168,7 @@ absl::Status RoceCore::CheckChunk(const ibv_wc& completion, uint32_t place,
                                             header->payload_bytes,
                                             " bytes arrived damaged (its CRC32C does not fit)"));
   }
-  return absl::OkStatus();
+  return arena.ToDevice(slot, kHeaderRoom, header->payload_bytes);
 }
 
 void RoceCore::TakeChunk(const ibv_wc& completion) {

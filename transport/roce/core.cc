@@ -109,8 +109,10 @@ void RoceCore::TakeInArrived() {
 
 Chunk RoceCore::Lend(uint32_t slot, uint32_t place) {
   Ref();
-  return Chunk(this, slot, wire_->slot(place).data + kHeaderRoom, wire_->chunk_bytes(),
-               MemoryKind::kHost);
+  const Slot& at = wire_->slot(place);
+  return Chunk(this, slot, at.data + kHeaderRoom, wire_->chunk_bytes(),
+               at.device == 0 ? MemoryKind::kHost : MemoryKind::kCuda,
+               at.device == 0 ? 0 : at.device + kHeaderRoom);
 }
 
 absl::StatusOr<Chunk> RoceCore::Borrow(absl::Time deadline) {
@@ -137,20 +139,33 @@ absl::Status RoceCore::Send(Chunk chunk) {
   const internal::SlotChunk queued = state_.Queue(SlotOf(chunk), chunk.size(), chunk.tag());
   const uint32_t peer_slot = peer_slot_[queued.sequence % peer_slot_.size()];
   lock.unlock();
-  uint8_t* const payload = chunk.data();
-  const internal::ChunkHeaderBytes header =
-      internal::EncodeChunkHeader({.payload_bytes = static_cast<uint32_t>(queued.bytes),
-                                   .sequence = queued.sequence,
-                                   .tag = queued.tag,
-                                   .payload_crc32c = Crc32c({payload, queued.bytes})});
-  std::memcpy(payload - kHeaderRoom, header.data(), header.size());
-  if (options_.damage) options_.damage(queued.sequence, payload, queued.bytes);
+  const absl::Status prepared = Prepare(queued, chunk.filled_on_device());
   lock.lock();
   Release(chunk);
-  PostChunk(queued, peer_slot);
+  if (prepared.ok()) {
+    PostChunk(queued, peer_slot);
+  } else {  // it has its number already: the link cannot go on without it
+    Fail(Annotate(prepared, state_.peer()), /*local=*/false, /*tell=*/true);
+  }
   lock.unlock();
   Unref();  // the lease's; never the last, since the Link is alive
-  return absl::OkStatus();
+  return prepared;
+}
+
+absl::Status RoceCore::Prepare(const internal::SlotChunk& chunk, bool filled_on_device) {
+  const Slot& slot = wire_->slot(chunk.slot);
+  if (filled_on_device) {
+    RETURN_IF_ERROR(wire_->arena().FromDevice(slot, kHeaderRoom, chunk.bytes));
+  }
+  uint8_t* const payload = slot.data + kHeaderRoom;
+  const internal::ChunkHeaderBytes header =
+      internal::EncodeChunkHeader({.payload_bytes = static_cast<uint32_t>(chunk.bytes),
+                                   .sequence = chunk.sequence,
+                                   .tag = chunk.tag,
+                                   .payload_crc32c = Crc32c({payload, chunk.bytes})});
+  std::memcpy(slot.data, header.data(), header.size());
+  if (options_.damage) options_.damage(chunk.sequence, payload, chunk.bytes);
+  return wire_->arena().ToWire(slot, 0, kHeaderRoom + chunk.bytes);
 }
 
 void RoceCore::PostChunk(const internal::SlotChunk& chunk, uint32_t peer_slot) {
@@ -161,7 +176,7 @@ void RoceCore::PostChunk(const internal::SlotChunk& chunk, uint32_t peer_slot) {
   BeforePost();
   const bool closing = !state_.SendStatus().ok();  // its flushes may be posted already
   const bool signalled = closing || pair.unsignalled() + 1 >= signal_every_;
-  const absl::Status posted = pair.PostWrite({.from = from.data,
+  const absl::Status posted = pair.PostWrite({.from = from.wire,
                                               .local_key = from.local_key,
                                               .bytes = kHeaderRoom + chunk.bytes,
                                               .to = wire_->peer_address(peer_slot),

@@ -57,6 +57,8 @@ class RoceCore final : public internal::ControlledCore {
   void TakeInArrived() override;
   void WatchDevice();
   Chunk Lend(uint32_t slot, uint32_t place);
+  // The chunk's header, and all of it where the network device reads.
+  absl::Status Prepare(const internal::SlotChunk& chunk, bool filled_on_device);
   // Slot numbers of LinkState are names: those for receiving stand for the place in memory that the
   // peer wrote to.
   void PostChunk(const internal::SlotChunk& chunk, uint32_t peer_slot)

@@ -31,18 +31,35 @@ const char* PortStateText(ibv_port_state state) {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<RoceDevice>> RoceDevice::Open(std::shared_ptr<VerbsApi> api,
-                                                             ibv_device* device,
-                                                             const RoceOptions& options) {
+absl::StatusOr<std::shared_ptr<RoceDevice>> RoceDevice::Open(
+    std::shared_ptr<VerbsApi> api, const absl::StatusOr<std::shared_ptr<CudaApi>>& cuda,
+    ibv_device* device, const RoceOptions& options) {
   ASSIGN_OR_RETURN(tcp::Waker stop, tcp::Waker::Create());
   std::shared_ptr<RoceDevice> opened(new RoceDevice(std::move(api), std::move(stop)));
   opened->name_ = opened->api_->GetDeviceName(device);
-  const absl::Status status = opened->SetUp(device, options);
+  const absl::Status status = opened->SetUp(cuda, device, options);
   if (!status.ok()) return Annotate(status, absl::StrCat("RDMA device ", opened->name_));
   return opened;
 }
 
-absl::Status RoceDevice::SetUp(ibv_device* device, const RoceOptions& options) {
+absl::StatusOr<std::unique_ptr<ArenaMemory>> RoceDevice::Memory(
+    const absl::StatusOr<std::shared_ptr<CudaApi>>& cuda, const RoceOptions& options) {
+  const size_t bytes = (options.arena_bytes + kArenaPage - 1) / kArenaPage * kArenaPage;
+  if (options.arena_memory == MemoryKind::kHost) return MapHostMemory(*api_, bytes);
+  if (options.arena_memory == MemoryKind::kShared) {
+    return absl::InvalidArgumentError("an RDMA arena is in host or in CUDA memory, not in shared");
+  }
+  if (!cuda.ok()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("an RDMA arena in CUDA memory was asked for, and there is no CUDA here: ",
+                     cuda.status().message(),
+                     "; install the GPU's driver, or set [transport.roce] memory = \"host\""));
+  }
+  return MapCudaMemory(*cuda, *api_, pd_, bytes);
+}
+
+absl::Status RoceDevice::SetUp(const absl::StatusOr<std::shared_ptr<CudaApi>>& cuda,
+                               ibv_device* device, const RoceOptions& options) {
   context_ = api_->OpenDevice(device);
   if (context_ == nullptr) {
     return absl::FailedPreconditionError(
@@ -57,11 +74,11 @@ absl::Status RoceDevice::SetUp(ibv_device* device, const RoceOptions& options) {
     return absl::ResourceExhaustedError(
         absl::StrCat("has no protection domain for us: ", std::strerror(errno)));
   }
-  RETURN_IF_ERROR(CheckArenaMemory(options.arena_memory, *api_, pd_));
-  ASSIGN_OR_RETURN(
-      arena_, RegisteredArena::Create(*api_, pd_, options.arena_bytes, attributes_.max_mr_size));
-  spdlog::info("RDMA device {}: arena of {} bytes of host memory in {} registration(s)", name_,
-               options.arena_bytes, arena_->registrations());
+  ASSIGN_OR_RETURN(std::unique_ptr<ArenaMemory> memory, Memory(cuda, options));
+  ASSIGN_OR_RETURN(arena_,
+                   RegisteredArena::Create(*api_, pd_, std::move(memory), attributes_.max_mr_size));
+  spdlog::info("RDMA device {}: arena of {} bytes of {} in {} registration(s)", name_,
+               options.arena_bytes, arena_->description(), arena_->registrations());
   return StartEvents();
 }
 

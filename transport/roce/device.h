@@ -25,9 +25,9 @@ class RoceDevice {
   // What happened, and to which queue pair (0: to the port or to all of the device).
   using OnFatal = std::function<void(const std::string& what, uint32_t queue_pair)>;
 
-  static absl::StatusOr<std::shared_ptr<RoceDevice>> Open(std::shared_ptr<VerbsApi> api,
-                                                          ibv_device* device,
-                                                          const RoceOptions& options);
+  static absl::StatusOr<std::shared_ptr<RoceDevice>> Open(
+      std::shared_ptr<VerbsApi> api, const absl::StatusOr<std::shared_ptr<CudaApi>>& cuda,
+      ibv_device* device, const RoceOptions& options);
   ~RoceDevice();
   RoceDevice(const RoceDevice&) = delete;
   RoceDevice& operator=(const RoceDevice&) = delete;
@@ -50,7 +50,10 @@ class RoceDevice {
  private:
   RoceDevice(std::shared_ptr<VerbsApi> api, tcp::Waker stop)
       : api_(std::move(api)), stop_(std::move(stop)) {}
-  absl::Status SetUp(ibv_device* device, const RoceOptions& options);
+  absl::Status SetUp(const absl::StatusOr<std::shared_ptr<CudaApi>>& cuda, ibv_device* device,
+                     const RoceOptions& options);
+  absl::StatusOr<std::unique_ptr<ArenaMemory>> Memory(
+      const absl::StatusOr<std::shared_ptr<CudaApi>>& cuda, const RoceOptions& options);
   absl::Status StartEvents();
   void RunEvents();
   void HandleEvent(const ibv_async_event& event);

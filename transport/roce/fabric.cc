@@ -58,10 +58,10 @@ class RoceFabric final : public Fabric {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Fabric>> MakeFabricOver(const std::shared_ptr<VerbsApi>& api,
+absl::StatusOr<std::unique_ptr<Fabric>> MakeFabricOver(const Libraries& libraries,
                                                        const RoceOptions& options,
                                                        const rdma::MemlockLimit& limit) {
-  ASSIGN_OR_RETURN(std::shared_ptr<RoceNode> node, RoceNode::Open(api, options, limit));
+  ASSIGN_OR_RETURN(std::shared_ptr<RoceNode> node, RoceNode::Open(libraries, options, limit));
   return std::make_unique<RoceFabric>(std::move(node));
 }
 
@@ -69,9 +69,12 @@ absl::StatusOr<std::unique_ptr<Fabric>> MakeFabricOver(const std::shared_ptr<Ver
 
 absl::StatusOr<std::unique_ptr<Fabric>> MakeRoceFabric(const RoceOptions& options) {
   RETURN_IF_ERROR(roce::CheckRoceOptions(options));
-  ASSIGN_OR_RETURN(std::shared_ptr<roce::VerbsApi> api, roce::LoadVerbs());
+  roce::Libraries libraries;
+  ASSIGN_OR_RETURN(libraries.verbs, roce::LoadVerbs());
+  libraries.cm = roce::LoadCm();
+  if (options.arena_memory == MemoryKind::kCuda) libraries.cuda = roce::LoadCuda();
   ASSIGN_OR_RETURN(const rdma::MemlockLimit limit, rdma::ReadMemlockLimit(SysFiles()));
-  return roce::MakeFabricOver(api, options, limit);
+  return roce::MakeFabricOver(libraries, options, limit);
 }
 
 }  // namespace tributary::transport

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "transport/roce/queue_pair.h"
+#include "transport/roce/route.h"
 #include "transport/tcp/socket.h"
 
 namespace tributary::transport::roce {
@@ -56,6 +57,8 @@ class DeviceList {
   ibv_device** list_ = nullptr;
 };
 
+constexpr absl::Duration kCmPatience = absl::Seconds(2);
+
 template <typename T>
 absl::Status InRange(absl::string_view field, T value, T least, T most) {
   if (value >= least && value <= most) return absl::OkStatus();
@@ -85,7 +88,7 @@ absl::Status CheckRoceOptions(const RoceOptions& options) {
                          size_t{1} << 46);
 }
 
-absl::StatusOr<std::shared_ptr<RoceNode>> RoceNode::Open(const std::shared_ptr<VerbsApi>& api,
+absl::StatusOr<std::shared_ptr<RoceNode>> RoceNode::Open(const Libraries& libraries,
                                                          const RoceOptions& options,
                                                          const rdma::MemlockLimit& limit) {
   RETURN_IF_ERROR(CheckRoceOptions(options));
@@ -95,31 +98,76 @@ absl::StatusOr<std::shared_ptr<RoceNode>> RoceNode::Open(const std::shared_ptr<V
         {.arena_bytes = options.arena_bytes, .devices = static_cast<uint32_t>(devices)});
   };
   RETURN_IF_ERROR(rdma::CheckMemlock(need(1), limit));
-  const DeviceList list(*api);
+  const DeviceList list(*libraries.verbs);
   ASSIGN_OR_RETURN(const std::vector<ibv_device*> chosen, list.Choose(options.device));
   RETURN_IF_ERROR(rdma::CheckMemlock(need(chosen.size()), limit));
-  std::shared_ptr<RoceNode> node(new RoceNode(options));
+  std::shared_ptr<RoceNode> node(new RoceNode(options, libraries.cm));
   for (ibv_device* device : chosen) {
-    ASSIGN_OR_RETURN(std::shared_ptr<RoceDevice> opened, RoceDevice::Open(api, device, options));
+    ASSIGN_OR_RETURN(std::shared_ptr<RoceDevice> opened,
+                     RoceDevice::Open(libraries.verbs, libraries.cuda, device, options));
     node->devices_.push_back(std::move(opened));
   }
   return node;
 }
 
-absl::StatusOr<RoceNode::Place> RoceNode::PlaceFor(int fd) const {
-  const tcp::SocketAddress local = tcp::LocalAddress(fd);
-  const GidWish wish{.local = GidOf(local.storage),
-                     .ipoib = IpoibGidOf(local.storage),
-                     .port = options_.port,
-                     .index = options_.gid_index,
-                     .address = tcp::ToText(local)};
-  std::vector<std::vector<ibv_gid_entry>> tables;
-  for (const auto& device : devices_) {
-    ASSIGN_OR_RETURN(std::vector<ibv_gid_entry> table, device->Gids());
-    tables.push_back(std::move(table));
+absl::StatusOr<std::vector<PortTable>> RoceNode::Tables() const {
+  std::vector<PortTable> tables;
+  for (size_t i = 0; i < devices_.size(); ++i) {
+    ASSIGN_OR_RETURN(const std::vector<ibv_gid_entry> entries, devices_[i]->Gids());
+    for (PortTable& table : PortTables(i, devices_[i]->name(), entries)) {
+      tables.push_back(std::move(table));
+    }
   }
-  ASSIGN_OR_RETURN(const GidChoice choice, PickGid(tables, wish));
-  return Place{.device = devices_[choice.device], .gid = choice.entry};
+  return tables;
+}
+
+absl::StatusOr<GidPlace> RoceNode::ByRoute(absl::Span<const PortTable> tables, int fd,
+                                           const internal::Deadline& deadline) const {
+  if (!cm_.ok()) return cm_.status();
+  // The address resolves from tables, or by one neighbour solicitation: more is a broken network,
+  // and whoever set the link up has a use for the rest of the time.
+  const auto until = internal::Deadline::Sooner(deadline, internal::Deadline::After(kCmPatience));
+  ASSIGN_OR_RETURN(const CmRoute route, AskRoute(**cm_, tcp::PeerAddress(fd), until));
+  if (options_.port != 0 && options_.port != route.port) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the route goes by port ", route.port, ", and port = ", options_.port));
+  }
+  const PlaceWish wish{.device = route.device,
+                       .port = route.port,
+                       .index = options_.gid_index,
+                       .address = route.gid,
+                       .infiniband = route.gid,
+                       .address_text = rdma::GidText(route.gid)};
+  return PickPlace(tables, wish);
+}
+
+absl::StatusOr<GidPlace> RoceNode::ByAddress(absl::Span<const PortTable> tables, int fd) const {
+  const tcp::SocketAddress local = tcp::LocalAddress(fd);
+  return PickPlace(
+      tables, {.device = {},
+               .port = options_.port,
+               .index = options_.gid_index,
+               .address = rdma::GidOfAddress(reinterpret_cast<const sockaddr&>(local.storage)),
+               .infiniband = IpoibGidOf(local.storage),
+               .address_text = absl::StrCat(tcp::ToText(local), " of the link's control socket")});
+}
+
+absl::StatusOr<RoceNode::Place> RoceNode::PlaceFor(int fd,
+                                                   const internal::Deadline& deadline) const {
+  ASSIGN_OR_RETURN(const std::vector<PortTable> tables, Tables());
+  absl::StatusOr<GidPlace> place = ByRoute(tables, fd, deadline);
+  if (place.ok()) {
+    place->why = absl::StrCat("by the route to the peer (librdmacm): ", place->why);
+  } else {
+    const absl::Status no_route = place.status();
+    place = ByAddress(tables, fd);
+    if (!place.ok()) {
+      return Annotate(place.status(), absl::StrCat("not by route (", no_route.message(), ")"));
+    }
+    place->why = absl::StrCat("by the control socket's address, since not by route (",
+                              no_route.message(), "): ", place->why);
+  }
+  return Place{.device = devices_[place->device], .at = *std::move(place)};
 }
 
 }  // namespace tributary::transport::roce

@@ -168,9 +168,8 @@ absl::Status QueuePair::Post(ibv_send_wr& request, bool signalled, const SentReq
 
 absl::Status QueuePair::PostWrite(const Write& write, uint32_t immediate, bool signalled,
                                   const SentRequest& what) {
-  ibv_sge piece{.addr = reinterpret_cast<uint64_t>(write.from),
-                .length = static_cast<uint32_t>(write.bytes),
-                .lkey = write.local_key};
+  ibv_sge piece{
+      .addr = write.from, .length = static_cast<uint32_t>(write.bytes), .lkey = write.local_key};
   ibv_send_wr request{};
   request.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
   request.imm_data = htobe32(immediate);

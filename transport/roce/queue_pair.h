@@ -60,7 +60,7 @@ class QueuePair {
   // Requests. INTERNAL where the device does not take one.
   absl::Status PostReceive();
   struct Write {
-    const uint8_t* from = nullptr;
+    uint64_t from = 0;  // as the network device knows it
     uint32_t local_key = 0;
     size_t bytes = 0;
     uint64_t to = 0;

@@ -23,13 +23,24 @@ using internal::Deadline;
 // comes first, cannot be mistaken for.
 constexpr uint32_t kProbeImmediate = 0xffffffff;
 
-absl::StatusOr<v1::RoceSetUp> ReadSetUp(int fd, const Deadline& deadline) {
+// A side whose probe fails without a cause of its own waits so long for the other's: it was found
+// at the same time, and has to travel only by the control socket.
+constexpr absl::Duration kReasonPatience = absl::Seconds(2);
+
+// Whose words a failure's are: ours, and certain; a guess from what was seen; or the peer's.
+enum class Source { kOurs, kGuess, kPeer };
+struct Failure {
+  absl::Status status;
+  Source source = Source::kOurs;
+};
+
+absl::StatusOr<std::vector<uint8_t>> ReadMessage(int fd, const Deadline& deadline) {
   std::array<uint8_t, internal::kHelloPrefixBytes> prefix;
   RETURN_IF_ERROR(tcp::ReadAll(fd, prefix.data(), prefix.size(), deadline));
   ASSIGN_OR_RETURN(const size_t length, internal::DecodePrefix(prefix));
   std::vector<uint8_t> message(length);
   RETURN_IF_ERROR(tcp::ReadAll(fd, message.data(), message.size(), deadline));
-  return DecodeSetUp(message);
+  return message;
 }
 
 // Sends a packet of the full path MTU over each queue pair and waits for the peer's: a path that
@@ -42,12 +53,12 @@ class Probe {
         deadline_(deadline),
         heard_(wire.queue_pairs().size(), false) {}
 
-  absl::Status Run() {
-    absl::Status status = Loop();
-    if (!status.ok()) {
+  Failure Run() {
+    Failure failure{.status = Loop(), .source = source_};
+    if (!failure.status.ok()) {
       for (const ibv_wc& completion : early_) Account(completion);
     }
-    return status;
+    return failure;
   }
   std::vector<ibv_wc> early() && { return std::move(early_); }
 
@@ -67,10 +78,11 @@ class Probe {
   absl::Status Send() {
     const Slot& from = wire_.slot(0);
     std::memset(from.data, 0x5a, wire_.mtu_bytes());
+    RETURN_IF_ERROR(wire_.arena().ToWire(from, 0, wire_.mtu_bytes()));
     for (const auto& pair : wire_.queue_pairs()) {
       // An empty packet first: where it passes and the full one does not, it is the MTU.
       RETURN_IF_ERROR(pair->PostEmpty(SentRequest::Kind::kProbe));
-      RETURN_IF_ERROR(pair->PostWrite({.from = from.data,
+      RETURN_IF_ERROR(pair->PostWrite({.from = from.wire,
                                        .local_key = from.local_key,
                                        .bytes = wire_.mtu_bytes(),
                                        .to = wire_.peer_address(0),
@@ -130,12 +142,13 @@ class Probe {
     return pair.PostReceive();
   }
 
-  absl::Status Failed(const QueuePair& pair, size_t under_way, const ibv_wc& completion) const {
+  absl::Status Failed(const QueuePair& pair, size_t under_way, const ibv_wc& completion) {
     if (completion.status == IBV_WC_RETRY_EXC_ERR && under_way == 1) {
       return absl::UnavailableError(absl::StrCat(
           "empty packets reach the peer and packets of the path MTU, ", wire_.mtu_bytes(),
           " bytes, do not: something between has a smaller MTU; raise it, or set path_mtu lower"));
     }
+    source_ = Source::kGuess;
     return CompletionError(wire_.device().api(), "probing the path", pair, completion);
   }
 
@@ -146,6 +159,7 @@ class Probe {
     wire_.AckEvents();
     if (entries[1].revents != 0) RETURN_IF_ERROR(HearControl());
     if (!deadline_.Expired()) return absl::OkStatus();
+    source_ = Source::kGuess;
     return absl::DeadlineExceededError(
         "the peer's probe did not arrive in time; does the network carry RoCE (UDP port 4791) both "
         "ways?");
@@ -160,7 +174,10 @@ class Probe {
     char word[8] = {};
     if (recv(control_, word, sizeof(word), MSG_PEEK | MSG_DONTWAIT) == sizeof(word) &&
         std::memcmp(word, "TRIBLINK", sizeof(word)) == 0) {
-      ASSIGN_OR_RETURN(v1::RoceSetUp unexpected, ReadSetUp(control_, deadline_));
+      ASSIGN_OR_RETURN(const std::vector<uint8_t> message, ReadMessage(control_, deadline_));
+      source_ = Source::kPeer;
+      RETURN_IF_ERROR(DecodeSetUp(message).status());
+      source_ = Source::kOurs;
       return absl::DataLossError("the peer set up the link twice; it breaks the link protocol");
     }
     control_ = -1;  // its first control messages: the link's thread will read them
@@ -172,54 +189,104 @@ class Probe {
   const Deadline deadline_;
   std::vector<bool> heard_;
   std::vector<ibv_wc> early_;
+  Source source_ = Source::kOurs;  // of the failure, if there is one
 };
 
-absl::StatusOr<ReadyWire> Exchange(const RoceNode& node, const internal::ReadySockets& sockets,
-                                   const LinkOptions& options, const Deadline& deadline) {
-  const int fd = sockets.control.get();
-  // The acceptor's hello has the number that both sides agreed on, the connecter's the wish.
-  const uint32_t queue_pairs = std::min(sockets.hellos.ours.lanes(), sockets.hellos.theirs.lanes());
-  ASSIGN_OR_RETURN(const RoceNode::Place place, node.PlaceFor(fd));
-  ReadyWire ready;
-  ASSIGN_OR_RETURN(ready.wire, Wire::Create(place.device,
-                                            {.gid = place.gid,
-                                             .queue_pairs = queue_pairs,
-                                             .slots = options.slots,
-                                             .peer_slots = sockets.hellos.theirs.slots(),
-                                             .chunk_bytes = options.chunk_bytes},
-                                            node.options()));
-  v1::RoceSetUp ours;
-  *ours.mutable_endpoint() = ready.wire->endpoint();
-  RETURN_IF_ERROR(tcp::WriteAll(fd, EncodeSetUp(ours), deadline));
-  ASSIGN_OR_RETURN(const v1::RoceSetUp theirs, ReadSetUp(fd, deadline));
-  RETURN_IF_ERROR(CheckEndpoint(theirs.endpoint(), ours.endpoint().infiniband(), queue_pairs,
-                                sockets.hellos.theirs.slots()));
-  RETURN_IF_ERROR(ready.wire->Connect(theirs.endpoint()));
-  // What is sent before the other side can receive is lost, and sent again only after ack_timeout.
-  v1::RoceSetUp connected;
-  connected.set_connected(true);
-  RETURN_IF_ERROR(tcp::WriteAll(fd, EncodeSetUp(connected), deadline));
-  ASSIGN_OR_RETURN(const v1::RoceSetUp answer, ReadSetUp(fd, deadline));
-  if (!answer.connected()) {
-    return absl::DataLossError("the peer did not say that it is connected; it breaks the protocol");
+// The steps of one side.
+class SetUp {
+ public:
+  SetUp(const RoceNode& node, const internal::ReadySockets& sockets, const LinkOptions& options,
+        const Deadline& deadline)
+      : node_(node),
+        sockets_(sockets),
+        options_(options),
+        deadline_(deadline),
+        fd_(sockets.control.get()) {}
+
+  absl::StatusOr<ReadyWire> Run() {
+    absl::StatusOr<ReadyWire> ready = Exchange();
+    if (ready.ok() || source_ == Source::kPeer) return ready;
+    // Short enough for any socket's buffer; a peer that is gone does not hear it.
+    const std::string words = EncodeSetUpRefusal(ready.status());
+    send(fd_, words.data(), words.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (source_ == Source::kOurs) return ready;
+    // Both sides probe at once, and the one that fails first takes its queue pairs with it: all
+    // that the other then sees is a peer that does not answer. The one that knows the cause says
+    // it.
+    const absl::Status theirs = PeersReason();
+    if (theirs.ok()) return ready;
+    return absl::Status(
+        theirs.code(),
+        absl::StrCat(theirs.message(), " (this side saw: ", ready.status().message(), ")"));
   }
-  Probe probe(*ready.wire, fd, deadline);
-  RETURN_IF_ERROR(Annotate(probe.Run(), ready.wire->description()));
-  ready.early = std::move(probe).early();
-  return ready;
-}
+
+ private:
+  absl::StatusOr<v1::RoceSetUp> Read() {
+    ASSIGN_OR_RETURN(const std::vector<uint8_t> message, ReadMessage(fd_, deadline_));
+    absl::StatusOr<v1::RoceSetUp> decoded = DecodeSetUp(message);
+    if (!decoded.ok()) source_ = Source::kPeer;
+    return decoded;
+  }
+
+  // What the peer gives as its reason; OK where it gives none in time.
+  absl::Status PeersReason() const {
+    const Deadline until = Deadline::Sooner(deadline_, Deadline::After(kReasonPatience));
+    const absl::StatusOr<std::vector<uint8_t>> message = ReadMessage(fd_, until);
+    return message.ok() ? DecodeSetUp(*message).status() : absl::OkStatus();
+  }
+
+  absl::StatusOr<ReadyWire> Exchange() {
+    // The acceptor's hello has the number that both sides agreed on, the connecter's the wish.
+    const uint32_t queue_pairs =
+        std::min(sockets_.hellos.ours.lanes(), sockets_.hellos.theirs.lanes());
+    const uint32_t peer_slots = sockets_.hellos.theirs.slots();
+    ASSIGN_OR_RETURN(const RoceNode::Place place, node_.PlaceFor(fd_, deadline_));
+    ReadyWire ready;
+    ASSIGN_OR_RETURN(ready.wire, Wire::Create(place.device,
+                                              {.place = place.at,
+                                               .queue_pairs = queue_pairs,
+                                               .slots = options_.slots,
+                                               .peer_slots = peer_slots,
+                                               .chunk_bytes = options_.chunk_bytes},
+                                              node_.options()));
+    v1::RoceSetUp ours;
+    *ours.mutable_endpoint() = ready.wire->endpoint();
+    RETURN_IF_ERROR(tcp::WriteAll(fd_, EncodeSetUp(ours), deadline_));
+    ASSIGN_OR_RETURN(const v1::RoceSetUp theirs, Read());
+    RETURN_IF_ERROR(
+        CheckEndpoint(theirs.endpoint(), ours.endpoint().infiniband(), queue_pairs, peer_slots));
+    RETURN_IF_ERROR(ready.wire->Connect(theirs.endpoint()));
+    // What is sent before the other side can receive is lost, and sent again only after
+    // ack_timeout.
+    v1::RoceSetUp connected;
+    connected.set_connected(true);
+    RETURN_IF_ERROR(tcp::WriteAll(fd_, EncodeSetUp(connected), deadline_));
+    ASSIGN_OR_RETURN(const v1::RoceSetUp answer, Read());
+    if (!answer.connected()) {
+      return absl::DataLossError(
+          "the peer did not say that it is connected; it breaks the protocol");
+    }
+    Probe probe(*ready.wire, fd_, deadline_);
+    const Failure failure = probe.Run();
+    source_ = failure.source;
+    RETURN_IF_ERROR(Annotate(failure.status, ready.wire->description()));
+    ready.early = std::move(probe).early();
+    return ready;
+  }
+
+  const RoceNode& node_;
+  const internal::ReadySockets& sockets_;
+  const LinkOptions& options_;
+  const Deadline deadline_;
+  const int fd_;
+  Source source_ = Source::kOurs;  // of the failure, if there is one
+};
 
 }  // namespace
 
 absl::StatusOr<ReadyWire> SetUpWire(const RoceNode& node, const internal::ReadySockets& sockets,
                                     const LinkOptions& options, const Deadline& deadline) {
-  absl::StatusOr<ReadyWire> ready = Exchange(node, sockets, options, deadline);
-  if (!ready.ok()) {
-    // Short enough for any socket's buffer; a peer that is gone does not hear it.
-    const std::string words = EncodeSetUpRefusal(ready.status());
-    send(sockets.control.get(), words.data(), words.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-  }
-  return ready;
+  return SetUp(node, sockets, options, deadline).Run();
 }
 
 }  // namespace tributary::transport::roce

@@ -1,33 +1,19 @@
 // libibverbs by dlopen.
 #include "transport/roce/verbs_api.h"
 
-#include <dlfcn.h>
-
 #include <cerrno>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "transport/roce/library.h"
 
 namespace tributary::transport::roce {
 namespace {
 
-constexpr const char* kLibrary = "libibverbs.so.1";
-
-// Closes what dlopen gave. The library stays loaded as long as an api made of it.
-struct Library {
-  void* handle = nullptr;
-  ~Library() {
-    if (handle != nullptr) dlclose(handle);
-  }
-};
-
 class LoadedVerbs final : public VerbsApi {
  public:
-  // The first verb that is missing, or nothing.
-  std::string Load() {
-    library_.handle = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
-    if (library_.handle == nullptr) return dlerror();
+  LoadedVerbs() {
     Find("ibv_get_device_list", "IBVERBS_1.1", &get_device_list_);
     Find("ibv_free_device_list", "IBVERBS_1.1", &free_device_list_);
     Find("ibv_get_device_name", "IBVERBS_1.1", &get_device_name_);
@@ -54,10 +40,9 @@ class LoadedVerbs final : public VerbsApi {
     Find("ibv_wc_status_str", "IBVERBS_1.1", &wc_status_str_);
     Find("ibv_event_type_str", "IBVERBS_1.1", &event_type_str_);
     // Of rdma-core 34 and later; GPU memory alone needs it.
-    reg_dmabuf_mr_ = reinterpret_cast<decltype(reg_dmabuf_mr_)>(
-        dlvsym(library_.handle, "ibv_reg_dmabuf_mr", "IBVERBS_1.12"));
-    return missing_;
+    library_.FindOptional("ibv_reg_dmabuf_mr", "IBVERBS_1.12", &reg_dmabuf_mr_);
   }
+  const std::string& missing() const { return library_.missing(); }
 
   ibv_device** GetDeviceList(int* count) override { return get_device_list_(count); }
   void FreeDeviceList(ibv_device** list) override { free_device_list_(list); }
@@ -134,14 +119,10 @@ class LoadedVerbs final : public VerbsApi {
  private:
   template <typename Function>
   void Find(const char* name, const char* version, Function** to) {
-    *to = reinterpret_cast<Function*>(dlvsym(library_.handle, name, version));
-    if (*to == nullptr && missing_.empty()) {
-      missing_ = absl::StrCat(kLibrary, " has no ", name, " of version ", version);
-    }
+    library_.Find(name, version, to);
   }
 
-  Library library_;
-  std::string missing_;
+  Library library_{"libibverbs.so.1"};
   decltype(::ibv_get_device_list)* get_device_list_ = nullptr;
   decltype(::ibv_free_device_list)* free_device_list_ = nullptr;
   decltype(::ibv_get_device_name)* get_device_name_ = nullptr;
@@ -174,10 +155,9 @@ class LoadedVerbs final : public VerbsApi {
 
 absl::StatusOr<std::shared_ptr<VerbsApi>> LoadVerbs() {
   auto api = std::make_shared<LoadedVerbs>();
-  const std::string missing = api->Load();
-  if (missing.empty()) return api;
+  if (api->missing().empty()) return api;
   return absl::FailedPreconditionError(
-      absl::StrCat("RoCE needs libibverbs 1.11 or later (rdma-core 34): ", missing,
+      absl::StrCat("RoCE needs libibverbs 1.11 or later (rdma-core 34): ", api->missing(),
                    "; install libibverbs1 and ibverbs-providers, or set transport = \"tcp\""));
 }
 

@@ -15,6 +15,15 @@
 #include "base/status.h"
 
 namespace tributary::transport::roce {
+namespace {
+
+std::string PeerGidText(const ibv_gid& gid) {
+  rdma::Gid bytes;
+  std::memcpy(bytes.data(), gid.raw, bytes.size());
+  return rdma::GidText(bytes);
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<Wire>> Wire::Create(std::shared_ptr<RoceDevice> device,
                                                    const WireRequest& request,
@@ -41,9 +50,9 @@ absl::Status Wire::SetUp() {
 }
 
 absl::Status Wire::CheckPort() {
-  ASSIGN_OR_RETURN(port_, device_->Port(static_cast<uint8_t>(request_.gid.port_num)));
-  route_.port = static_cast<uint8_t>(request_.gid.port_num);
-  route_.gid_index = request_.gid.gid_index;
+  ASSIGN_OR_RETURN(port_, device_->Port(static_cast<uint8_t>(request_.place.port)));
+  route_.port = static_cast<uint8_t>(request_.place.port);
+  route_.gid_index = request_.place.gid.index;
   route_.infiniband = port_.link_layer == IBV_LINK_LAYER_INFINIBAND;
   route_.mtu_bytes = MtuBytes(port_.active_mtu);
   if (options_.path_mtu != 0) route_.mtu_bytes = std::min(route_.mtu_bytes, options_.path_mtu);
@@ -104,7 +113,7 @@ absl::Status Wire::CreateQueues() {
 
 v1::RoceEndpoint Wire::endpoint() const {
   v1::RoceEndpoint ours;
-  ours.set_gid(request_.gid.gid.raw, sizeof(request_.gid.gid.raw));
+  ours.set_gid(request_.place.gid.gid.data(), request_.place.gid.gid.size());
   ours.set_lid(port_.lid);
   ours.set_infiniband(route_.infiniband);
   ours.set_mtu(route_.mtu_bytes);
@@ -113,7 +122,7 @@ v1::RoceEndpoint Wire::endpoint() const {
     ours.add_psn(pair->first_psn());
   }
   for (uint32_t i = plan_.slots; i < 2 * plan_.slots; ++i) {
-    ours.add_slot_address(reinterpret_cast<uint64_t>(slots_[i].data));
+    ours.add_slot_address(slots_[i].wire);
     ours.add_slot_key(slots_[i].remote_key);
   }
   ours.set_grant_room(plan_.grant_room);
@@ -214,9 +223,10 @@ void Wire::TearDown(absl::Duration patience) {
 
 std::string Wire::description() const {
   return absl::StrCat("RDMA device ", device_->name(), " port ", route_.port, " GID ",
-                      GidText(request_.gid.gid), " (index ", route_.gid_index, ") to ",
-                      GidText(route_.peer_gid), ", ", queue_pairs_.size(), " queue pair(s), MTU ",
-                      route_.mtu_bytes, ", ", plan_.slots, "/", peer_slots_, " slots");
+                      rdma::GidText(request_.place.gid.gid), " (index ", route_.gid_index, "; ",
+                      request_.place.why, ") to ", PeerGidText(route_.peer_gid), ", ",
+                      queue_pairs_.size(), " queue pair(s), MTU ", route_.mtu_bytes, ", ",
+                      plan_.slots, "/", peer_slots_, " slots");
 }
 
 }  // namespace tributary::transport::roce

@@ -11,7 +11,7 @@
 #include "absl/types/span.h"
 #include "transport/roce.h"
 #include "transport/roce/device.h"
-#include "transport/roce/gid.h"
+#include "transport/roce/place.h"
 #include "transport/roce/plan.h"
 #include "transport/roce/queue_pair.h"
 #include "tributary/v1/link.pb.h"
@@ -20,7 +20,7 @@ namespace tributary::transport::roce {
 
 // What a link asks of a device.
 struct WireRequest {
-  ibv_gid_entry gid{};  // of ours, with its port
+  GidPlace place;  // of ours
   uint32_t queue_pairs = 1;
   uint32_t slots = 8;
   uint32_t peer_slots = 8;
@@ -60,6 +60,7 @@ class Wire {
 
   RoceDevice& device() const { return *device_; }
   std::vector<std::unique_ptr<QueuePair>>& queue_pairs() { return queue_pairs_; }
+  RegisteredArena& arena() const { return device_->arena(); }
   const Slot& slot(uint32_t index) const { return slots_[index]; }
   uint32_t slots() const { return plan_.slots; }             // for sending
   uint32_t receive_slots() const { return receive_slots_; }  // that the peer has room to hear of

@@ -5,8 +5,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <chrono>
 #include <climits>
 #include <ctime>
 
@@ -54,20 +52,14 @@ void Bell::Sleep(uint32_t seen, const internal::Deadline& until) {
   sleepers.fetch_sub(1, std::memory_order_seq_cst);
 }
 
-bool Spinner::Wait(const Bell& bell, uint32_t seen) {
-  const int64_t budget = budget_ns_.load(std::memory_order_relaxed);
-  const auto start = std::chrono::steady_clock::now();
-  do {
+bool SpinFor(internal::Spinner& spinner, const Bell& bell, uint32_t seen) {
+  return spinner.Wait([&] {
     for (int i = 0; i < 16; ++i) {
-      if (bell.Count() != seen) {
-        budget_ns_.store(std::min(2 * budget, kMostNs), std::memory_order_relaxed);
-        return true;
-      }
+      if (bell.Count() != seen) return true;
       Pause();
     }
-  } while ((std::chrono::steady_clock::now() - start).count() < budget);
-  budget_ns_.store(std::max(budget / 2, kLeastNs), std::memory_order_relaxed);
-  return false;
+    return false;
+  });
 }
 
 }  // namespace tributary::transport::shm

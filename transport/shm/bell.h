@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "transport/internal/deadline.h"
+#include "transport/internal/spinner.h"
 
 namespace tributary::transport::shm {
 
@@ -22,21 +23,7 @@ struct alignas(64) Bell {
 };
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 
-// How long to spin before sleeping. A wait that is served within the spin costs no system call on
-// either side; one that is not has burnt it. So the spin halves when it fails and grows back when
-// it succeeds: an idle link spins for a microsecond a message, a ping-pong is served by spinning.
-// Thread-safe.
-class Spinner {
- public:
-  // Waits for the bell; false where it has not rung and the caller is to sleep.
-  bool Wait(const Bell& bell, uint32_t seen);
-
- private:
-  std::atomic<int64_t> budget_ns_{kMostNs};
-  // A wake-up through the kernel takes 5 to 50 us, the more where the core went to sleep: to spin
-  // for longer than that cannot pay.
-  static constexpr int64_t kMostNs = 50'000;
-  static constexpr int64_t kLeastNs = 1'000;
-};
+// Spins until the bell has rung; false where it has not and the caller is to sleep.
+bool SpinFor(internal::Spinner& spinner, const Bell& bell, uint32_t seen);
 
 }  // namespace tributary::transport::shm

@@ -71,14 +71,14 @@ void ShmCore::WakeReceivers() {
 }
 
 template <typename Ready>
-bool ShmCore::WaitFor(Bell& bell, Spinner& spinner, std::unique_lock<std::mutex>& lock,
+bool ShmCore::WaitFor(Bell& bell, internal::Spinner& spinner, std::unique_lock<std::mutex>& lock,
                       const Deadline& until, Ready ready) {
   while (true) {
     const uint32_t seen = bell.Count();
     if (ready()) return true;
     if (until.Expired()) return false;
     lock.unlock();
-    if (!spinner.Wait(bell, seen)) bell.Sleep(seen, until);
+    if (!SpinFor(spinner, bell, seen)) bell.Sleep(seen, until);
     lock.lock();
   }
 }

@@ -50,7 +50,7 @@ class ShmCore final : public internal::ControlledCore {
 
   // Waits until `ready()`, which is called with the lock held and may let go of it meanwhile.
   template <typename Ready>
-  bool WaitFor(Bell& bell, Spinner& spinner, std::unique_lock<std::mutex>& lock,
+  bool WaitFor(Bell& bell, internal::Spinner& spinner, std::unique_lock<std::mutex>& lock,
                const internal::Deadline& until, Ready ready);
   // Takes the slots that the peer has given back.
   void TakeBack() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -68,8 +68,8 @@ class ShmCore final : public internal::ControlledCore {
   const Region region_;
   const Direction out_;  // we send
   const Direction in_;   // we receive
-  Spinner send_spin_;
-  Spinner receive_spin_;
+  internal::Spinner send_spin_;
+  internal::Spinner receive_spin_;
   std::vector<bool> with_peer_ ABSL_GUARDED_BY(mutex_);  // of the send slots
   uint64_t taken_back_ ABSL_GUARDED_BY(mutex_) = 0;      // slots, in all
   uint64_t given_back_ ABSL_GUARDED_BY(mutex_) = 0;      // slots, in all

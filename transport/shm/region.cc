@@ -7,7 +7,6 @@
 
 #include <cerrno>
 #include <cstring>
-#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -43,6 +42,18 @@ size_t DirectionBytes(uint32_t slots, size_t chunk_bytes) {
   return RingBytes(slots) + slots * Pages(chunk_bytes);
 }
 
+// Turns memory that is reserved already into huge pages, where the kernel has them to give: advice.
+void CollapseIntoHugePages(int fd, size_t bytes) {
+#ifndef MADV_COLLAPSE
+  constexpr int MADV_COLLAPSE = 25;  // of Linux 6.1; the libc's headers may be older
+#endif
+  const internal::Mapping mapping(bytes, MAP_SHARED, fd);
+  if (!mapping.valid() || bytes < internal::Mapping::kHugePage) return;
+  mapping.WantHugePages();
+  madvise(mapping.data(), bytes / internal::Mapping::kHugePage * internal::Mapping::kHugePage,
+          MADV_COLLAPSE);
+}
+
 absl::Status NoMemory(size_t bytes, int error) {
   return absl::ResourceExhaustedError(absl::StrCat(
       "cannot reserve ", bytes >> 20, " MiB of shared memory for a link: ", std::strerror(error),
@@ -65,6 +76,7 @@ absl::StatusOr<internal::Fd> Region::CreateMemory(const Shape& shape) {
     error = posix_fallocate(memory.get(), 0, static_cast<off_t>(bytes));
   } while (error == EINTR);
   if (error != 0) return NoMemory(bytes, error);
+  CollapseIntoHugePages(memory.get(), bytes);
   if (fcntl(memory.get(), F_ADD_SEALS, kSizeSeals | F_SEAL_SEAL) != 0) {
     return internal::ErrnoStatus("sealing the memory of a link", errno);
   }
@@ -87,27 +99,13 @@ absl::StatusOr<Region> Region::Map(const internal::Fd& memory, const Shape& shap
   }
   Region region;
   // Populated: the first lap through the slots would else fault in each page by itself.
-  void* base =
-      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, memory.get(), 0);
-  if (base == MAP_FAILED) return NoMemory(bytes, errno);
-  region.base_ = base;
-  region.bytes_ = bytes;
-  auto* at = static_cast<uint8_t*>(base);
+  region.memory_ = internal::Mapping(bytes, MAP_SHARED | MAP_POPULATE, memory.get());
+  if (!region.memory_.valid()) return NoMemory(bytes, errno);
+  uint8_t* at = region.memory_.data();
   region.to_acceptor_ = At(at, shape.acceptor_slots, shape.chunk_bytes);
   region.to_connecter_ = At(at + DirectionBytes(shape.acceptor_slots, shape.chunk_bytes),
                             shape.connecter_slots, shape.chunk_bytes);
   return region;
-}
-
-Region::~Region() {
-  if (bytes_ != 0) munmap(base_, bytes_);
-}
-
-void Region::Swap(Region& other) noexcept {
-  std::swap(base_, other.base_);
-  std::swap(bytes_, other.bytes_);
-  std::swap(to_acceptor_, other.to_acceptor_);
-  std::swap(to_connecter_, other.to_connecter_);
 }
 
 }  // namespace tributary::transport::shm

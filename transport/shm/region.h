@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "transport/internal/frame.h"
+#include "transport/internal/mapping.h"
 #include "transport/internal/posix_io.h"
 #include "transport/shm/bell.h"
 
@@ -57,21 +58,11 @@ class Region {
   // still shrink it.
   static absl::StatusOr<Region> Map(const internal::Fd& memory, const Shape& shape);
 
-  Region() = default;
-  Region(Region&& other) noexcept { Swap(other); }
-  Region& operator=(Region&& other) noexcept {
-    Swap(other);
-    return *this;
-  }
-  ~Region();
-
   const Direction& to_acceptor() const { return to_acceptor_; }
   const Direction& to_connecter() const { return to_connecter_; }
 
  private:
-  void Swap(Region& other) noexcept;
-  void* base_ = nullptr;
-  size_t bytes_ = 0;
+  internal::Mapping memory_;
   Direction to_acceptor_;
   Direction to_connecter_;
 };

@@ -92,13 +92,18 @@ SocketAddress LocalAddress(int fd) {
   return address;
 }
 
-std::string PeerText(int fd) {
+SocketAddress PeerAddress(int fd) {
   SocketAddress address;
   address.length = sizeof(address.storage);
   if (getpeername(fd, reinterpret_cast<sockaddr*>(&address.storage), &address.length) != 0) {
-    return "disconnected";
+    return {};
   }
-  return ToText(address);
+  return address;
+}
+
+std::string PeerText(int fd) {
+  const SocketAddress address = PeerAddress(fd);
+  return address.length == 0 ? "disconnected" : ToText(address);
 }
 
 absl::StatusOr<Fd> ListenOn(const SocketAddress& address) {

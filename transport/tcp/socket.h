@@ -30,6 +30,7 @@ struct SocketAddress {
 absl::StatusOr<std::vector<SocketAddress>> Resolve(const std::string& address, bool to_listen);
 std::string ToText(const SocketAddress& address);
 SocketAddress LocalAddress(int fd);
+SocketAddress PeerAddress(int fd);  // of family AF_UNSPEC where it is not connected
 std::string PeerText(int fd);
 
 // A non-blocking listening socket.

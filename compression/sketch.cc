@@ -1,0 +1,278 @@
+// Codec sketch: cells of each tile, added up by places and signs that all clients share.
+#include "compression/sketch.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "base/philox.h"
+#include "base/status.h"
+#include "compression/internal/eden.h"
+#include "compression/internal/element_codec.h"
+#include "compression/internal/sparse.h"
+
+namespace tributary::compression {
+namespace {
+
+constexpr size_t kKeyBytes = 8;
+// Keeps the hashes apart from randk's masks under the same shared key.
+constexpr uint64_t kPurpose = 0x686374656B73;  // "sketch"
+
+// Where an element of a tile goes in each row: 25 bits of its Philox block a row, 24 for the place
+// and one for the sign.
+class Hash {
+ public:
+  Hash(uint64_t tile_key, uint32_t columns) : key_(tile_key), columns_(columns) {}
+  void Element(uint64_t i) {
+    const PhiloxBlock words = Philox4x32(key_, {static_cast<uint32_t>(i), 0, 0, 0});
+    low_ = words[0] | uint64_t{words[1]} << 32;
+    high_ = words[2] | uint64_t{words[3]} << 32;
+  }
+  uint64_t Cell(uint32_t row) const {
+    return row * columns_ + ((Bits(row) & 0xFFFFFF) * columns_ >> 24);
+  }
+  bool Minus(uint32_t row) const { return (Bits(row) >> 24 & 1) != 0; }
+
+ private:
+  uint64_t Bits(uint32_t row) const {
+    const uint32_t at = 25 * row;
+    if (at >= 64) return high_ >> (at - 64);
+    return at + 25 <= 64 ? low_ >> at : low_ >> at | high_ << (64 - at);
+  }
+  const uint64_t key_;
+  const uint64_t columns_;
+  uint64_t low_ = 0, high_ = 0;
+};
+
+uint32_t TileColumns(const SketchForm& form, uint64_t length) {
+  return static_cast<uint32_t>(form.columns * length / kTileElements);
+}
+
+template <class Cell>
+void AddTile(const SketchForm& form, uint64_t tile_key, std::span<const float> x, Cell* cells) {
+  Hash hash(tile_key, TileColumns(form, x.size()));
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (x[i] == 0) continue;
+    hash.Element(i);
+    const auto v = static_cast<double>(x[i]);
+    for (uint32_t r = 0; r < form.rows; ++r) cells[hash.Cell(r)] += hash.Minus(r) ? -v : v;
+  }
+}
+
+template <class T>
+T Median3(T a, T b, T c) {
+  return std::max(std::min(a, b), std::min(std::max(a, b), c));
+}
+
+// Of 1, 3 or 5.
+template <class T>
+T Median(const T* v, uint32_t rows) {
+  if (rows == 1) return v[0];
+  if (rows == 3) return Median3(v[0], v[1], v[2]);
+  // Of four, the least and the greatest are not it.
+  const T low = std::max(std::min(v[0], v[1]), std::min(v[2], v[3]));
+  const T high = std::min(std::max(v[0], v[1]), std::max(v[2], v[3]));
+  return Median3(low, high, v[4]);
+}
+
+// cells[j], of one tile, as floats or doubles; out[i] the estimate rounded to float.
+template <class Cell>
+void EstimateTile(const SketchForm& form, uint64_t tile_key, const Cell* cells,
+                  std::span<float> out) {
+  if (out.size() < kSketchShortest) {
+    for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<float>(cells[i]);
+    return;
+  }
+  Hash hash(tile_key, TileColumns(form, out.size()));
+  for (size_t i = 0; i < out.size(); ++i) {
+    hash.Element(i);
+    Cell v[5] = {};
+    for (uint32_t r = 0; r < form.rows; ++r) {
+      const Cell cell = cells[hash.Cell(r)];
+      v[r] = hash.Minus(r) ? -cell : cell;
+    }
+    out[i] = static_cast<float>(Median(v, form.rows));
+  }
+}
+
+class SketchCodec final : public Codec {
+ public:
+  explicit SketchCodec(const SketchForm& form) : form_(form), cells_(MakeFp32()) {
+    capabilities_ = {.id = CodecId::kSketch,
+                     .name = "sketch",
+                     .linear = true,
+                     .unbiased = false,
+                     .needs_error_feedback = false,
+                     .deterministic = false,
+                     .minimum_elements = kSmallTensorElements};
+  }
+  const Capabilities& capabilities() const override { return capabilities_; }
+  uint32_t parameter() const override { return form_.Parameter(); }
+  uint64_t EncodedBytes(uint64_t n) const override {
+    return n == 0 ? 0 : kKeyBytes + sizeof(float) * form_.Cells(n);
+  }
+  const SketchForm& form() const { return form_; }
+
+  absl::Status Encode(std::span<const float> x, const EncodeContext& context,
+                      std::vector<uint8_t>* out, std::span<float> residual) const override {
+    if (MaxMagnitudeOf(x.data(), x.size()) >= kEdenFirstOverflow) {
+      return RefuseElement(capabilities_.name, x, kEdenFirstOverflow);
+    }
+    if (x.empty()) return absl::OkStatus();
+    const uint64_t key =
+        SketchKey(context.shared_key, context.tensor) + context.first / kTileElements;
+    const size_t start = out->size();
+    out->resize(start + EncodedBytes(x.size()));
+    StoreLe(key, out->data() + start);
+    uint8_t* p = out->data() + start + kKeyBytes;
+    std::vector<double> sums(form_.TileCells(kTileElements));
+    std::vector<float> cells(std::max<size_t>(sums.size(), kSketchShortest));
+    std::vector<float> decoded(residual.empty() ? 0 : kTileElements);
+    for (uint64_t at = 0, tile = 0; at < x.size(); at += kTileElements, ++tile) {
+      const auto part = x.subspan(at, std::min<uint64_t>(kTileElements, x.size() - at));
+      const uint64_t count = form_.TileCells(part.size());
+      if (part.size() < kSketchShortest) {
+        std::ranges::copy(part, cells.begin());
+      } else {
+        std::fill_n(sums.begin(), count, 0.0);
+        AddTile(form_, key + tile, part, sums.data());
+        for (uint64_t j = 0; j < count; ++j) cells[j] = static_cast<float>(sums[j]);
+      }
+      std::memcpy(p, cells.data(), count * sizeof(float));
+      p += count * sizeof(float);
+      if (residual.empty()) continue;
+      EstimateTile(form_, key + tile, cells.data(), std::span(decoded).first(part.size()));
+      for (size_t i = 0; i < part.size(); ++i) residual[at + i] = part[i] - decoded[i];
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Validate(const PiecedBytes& payload, uint64_t n, double bound) const override {
+    // Of kTileElements elements 32 cells travel at least.
+    if (n / kTileElements > payload.size() || EncodedBytes(n) != payload.size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("sketch payload: ", payload.size(), " bytes do not hold ", n,
+                       " elements; the payload is cut short, too long, or of another codec"));
+    }
+    if (n == 0) return absl::OkStatus();
+    return Annotate(cells_->Validate(Cells(payload, 0, form_.Cells(n)), form_.Cells(n), bound),
+                    "sketch payload, an element being a cell");
+  }
+
+  // The cells of each tile, onto its first sums: not the elements, which the root alone looks for.
+  void Fold(const PiecedBytes& payload, uint64_t begin, uint64_t count, const GridFold& grid,
+            int64_t* acc) const override {
+    for (uint64_t done = 0; done < count; done += kTileElements) {
+      const auto [first, cells] = TileAt(payload, (begin + done) / kTileElements);
+      const uint64_t here = std::min(cells, count - done);
+      cells_->Fold(Cells(payload, first, here), 0, here, grid, acc + done);
+    }
+  }
+
+  void Decode(const PiecedBytes& payload, std::span<float> out) const override {
+    const uint64_t key = SketchKeyOf(payload);
+    std::vector<float> cells;
+    for (uint64_t at = 0, tile = 0; at < out.size(); at += kTileElements, ++tile) {
+      const auto part = out.subspan(at, std::min<uint64_t>(kTileElements, out.size() - at));
+      const auto [first, count] = TileAt(payload, tile);
+      cells.resize(count);
+      cells_->Decode(Cells(payload, first, count), cells);
+      EstimateTile(form_, key + tile, cells.data(), part);
+    }
+  }
+
+ private:
+  // A tile's first cell and how many it has; the payload's length says what the last one has.
+  std::pair<uint64_t, uint64_t> TileAt(const PiecedBytes& payload, uint64_t tile) const {
+    const uint64_t all = (payload.size() - kKeyBytes) / sizeof(float);
+    const uint64_t whole = form_.TileCells(kTileElements);
+    return {tile * whole, std::min(whole, all - tile * whole)};
+  }
+  static PiecedBytes Cells(const PiecedBytes& payload, uint64_t first, uint64_t count) {
+    ByteCursor cursor(payload, kKeyBytes + first * sizeof(float));
+    PiecedBytes cells;
+    cursor.Take(count * sizeof(float), &cells);
+    return cells;
+  }
+
+  const SketchForm form_;
+  const std::shared_ptr<const Codec> cells_;
+  Capabilities capabilities_;
+};
+
+}  // namespace
+
+uint64_t SketchForm::TileCells(uint64_t length) const {
+  return length < kSketchShortest ? length : uint64_t{rows} * TileColumns(*this, length);
+}
+uint64_t SketchForm::Cells(uint64_t n) const {
+  return n / kTileElements * TileCells(kTileElements) + TileCells(n % kTileElements);
+}
+
+const SketchForm* SketchFormOf(const Codec& codec) {
+  const auto* sketch = dynamic_cast<const SketchCodec*>(&codec);
+  return sketch == nullptr ? nullptr : &sketch->form();
+}
+
+uint64_t SketchKey(uint64_t shared_key, uint32_t tensor) {
+  const PhiloxBlock words = Philox4x32(shared_key ^ kPurpose, {0, 0, tensor, 0});
+  return words[0] | uint64_t{words[1]} << 32;
+}
+
+uint64_t SketchKeyOf(const PiecedBytes& payload) {
+  uint8_t bytes[kKeyBytes] = {};
+  ByteCursor(payload).Read(bytes, kKeyBytes);
+  return LoadLe<uint64_t>(bytes);
+}
+
+void SketchAdd(const SketchForm& form, uint64_t key, uint64_t n, uint64_t i, double value,
+               std::span<double> cells) {
+  const uint64_t tile = i / kTileElements, place = i % kTileElements;
+  const uint64_t length = std::min(kTileElements, n - tile * kTileElements);
+  double* const first = cells.data() + tile * form.TileCells(kTileElements);
+  if (length < kSketchShortest) {
+    first[place] += value;
+    return;
+  }
+  Hash hash(key + tile, TileColumns(form, length));
+  hash.Element(place);
+  for (uint32_t r = 0; r < form.rows; ++r) {
+    first[hash.Cell(r)] += hash.Minus(r) ? -value : value;
+  }
+}
+
+void SketchEstimate(const SketchForm& form, uint64_t key, std::span<const double> cells,
+                    std::span<float> out) {
+  const double* first = cells.data();
+  for (uint64_t at = 0, tile = 0; at < out.size(); at += kTileElements, ++tile) {
+    const auto part = out.subspan(at, std::min<uint64_t>(kTileElements, out.size() - at));
+    EstimateTile(form, key + tile, first, part);
+    first += form.TileCells(part.size());
+  }
+}
+
+std::vector<std::pair<uint64_t, double>> SketchRecover(const SketchForm& form, uint64_t key,
+                                                       uint64_t n, uint64_t k, double bound,
+                                                       std::span<double> cells) {
+  std::vector<float> estimates(n);
+  SketchEstimate(form, key, cells, estimates);
+  std::vector<std::pair<uint64_t, double>> found;
+  if (n == 0 || k == 0) return found;
+  const TensorPlan plan = SelectLargest(estimates, std::min(k, n));
+  for (uint64_t i = 0; i < n; ++i) {
+    const uint32_t bits = std::bit_cast<uint32_t>(estimates[i]) & 0x7FFFFFFF;
+    if (bits == 0 || bits < plan.threshold) continue;
+    if (bits == plan.threshold && i >= plan.ties_end) continue;
+    const double value = std::clamp(static_cast<double>(estimates[i]), -bound, bound);
+    found.emplace_back(i, value);
+    SketchAdd(form, key, n, i, -value, cells);
+  }
+  return found;
+}
+
+std::shared_ptr<const Codec> MakeSketch(const SketchForm& form) {
+  return std::make_shared<SketchCodec>(form);
+}
+
+}  // namespace tributary::compression

@@ -1,0 +1,212 @@
+// Sketches: cells by the document's hashes, sums of sketches as sketches of sums, and the largest
+// elements found in them; and the stage that leaves zeros out.
+#include "compression/sketch.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "base/philox.h"
+#include "codec_testing.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tributary::compression {
+namespace {
+
+using testing::HasSubstr;
+
+// Cell and sign by docs/wire-format.md's text, a bit at a time.
+struct Place {
+  uint64_t cell;
+  double sign;
+};
+Place PlaceOf(uint64_t key, uint64_t i, uint32_t row, uint64_t columns) {
+  const PhiloxBlock words = Philox4x32(key, {static_cast<uint32_t>(i), 0, 0, 0});
+  uint64_t bits = 0;
+  for (uint32_t b = 0; b < 25; ++b) {
+    const uint32_t at = 25 * row + b;
+    bits |= uint64_t{words[at / 32] >> at % 32 & 1} << b;
+  }
+  return {row * columns + (bits % (1 << 24)) * columns / (1 << 24), bits >> 24 != 0 ? -1.0 : 1.0};
+}
+
+TEST(Sketch, HasTheCellsThatTheDocumentSays) {
+  const auto codec = Make("sketch(0.1)");
+  const SketchForm& form = *SketchFormOf(*codec);
+  EXPECT_EQ(form.columns, 655u);
+  const std::vector<float> x = RandomFloats(3, kTileElements + 5000);
+  const EncodeContext context{.tensor = 4, .first = 7 * kTileElements, .shared_key = 99};
+  const std::vector<uint8_t> payload = Encode(*codec, x, context);
+  const uint64_t key = SketchKey(99, 4) + 7;
+  EXPECT_EQ(SketchKeyOf(PiecedBytes(ByteSpan(payload))), key);
+  std::vector<double> cells;
+  for (uint64_t tile = 0; tile < 2; ++tile) {
+    const uint64_t length = tile == 0 ? kTileElements : 5000;
+    const uint64_t columns = 655 * length / kTileElements;
+    std::vector<double> here(5 * columns);
+    for (uint64_t i = 0; i < length; ++i) {
+      for (uint32_t row = 0; row < 5; ++row) {
+        const Place place = PlaceOf(key + tile, i, row, columns);
+        here[place.cell] += place.sign * x[tile * kTileElements + i];
+      }
+    }
+    cells.insert(cells.end(), here.begin(), here.end());
+  }
+  ASSERT_EQ(payload.size(), 8 + 4 * cells.size());
+  EXPECT_EQ(payload.size(), codec->EncodedBytes(x.size()));
+  for (size_t j = 0; j < cells.size(); ++j) {
+    float cell;
+    std::memcpy(&cell, payload.data() + 8 + 4 * j, 4);
+    ASSERT_EQ(cell, static_cast<float>(cells[j])) << j;
+  }
+}
+
+// As hq and randk: added in compressed form at two racks and at the root, to the bit.
+TEST(Sketch, SumsOfSketchesAreTheSameHoweverTheyAreGrouped) {
+  const auto codec = Make("sketch(0.2, rows=3)");
+  EXPECT_TRUE(codec->capabilities().linear);
+  constexpr uint64_t kElements = kTileElements + 2000;
+  std::vector<int64_t> all(kElements), left(kElements), right(kElements);
+  std::vector<std::vector<uint8_t>> payloads;
+  for (int client = 0; client < 20; ++client) {
+    payloads.push_back(Encode(*codec, RandomFloats(client, kElements), {.shared_key = 5}));
+    const PiecedBytes bytes{ByteSpan(payloads.back())};
+    ASSERT_EQ(codec->Validate(bytes, kElements, 4096), absl::OkStatus());
+    const GridFold grid{.fraction_bits = 30, .weight = client + 1};
+    codec->Fold(bytes, 0, kElements, grid, all.data());
+    std::vector<int64_t>& rack = client % 3 == 0 ? left : right;
+    // Tile by tile, and in pieces.
+    const CutBytes cut(payloads.back(), static_cast<uint64_t>(client), 100);
+    codec->Fold(cut.bytes(), 0, kTileElements, grid, rack.data());
+    codec->Fold(cut.bytes(), kTileElements, 2000, grid, rack.data() + kTileElements);
+  }
+  // A cell is a float: of each client, times its weight, rounded to the grid.
+  const SketchForm& form = *SketchFormOf(*codec);
+  const uint64_t whole = form.TileCells(kTileElements);
+  for (uint64_t i = 0; i < kElements; ++i) {
+    ASSERT_EQ(left[i] + right[i], all[i]) << i;
+    const uint64_t in_tile = i % kTileElements;
+    const bool second = i >= kTileElements;
+    int64_t expected = 0;
+    if (in_tile < (second ? form.TileCells(2000) : whole)) {
+      for (int client = 0; client < 20; ++client) {
+        float cell;
+        std::memcpy(&cell, payloads[client].data() + 8 + 4 * ((second ? whole : 0) + in_tile), 4);
+        expected += ReferenceTerm(cell, {.fraction_bits = 30, .weight = client + 1});
+      }
+    }
+    ASSERT_EQ(all[i], expected) << i;
+  }
+}
+
+TEST(Sketch, FindsTheLargestOfASumAndLeavesTheRestInTheCells) {
+  constexpr uint64_t kElements = 2 * kTileElements + 3000;
+  const SketchForm form{.rows = 5, .columns = 3276, .recover = 0.001};
+  std::vector<float> x = RandomFloats(8, kElements, 1e-4);
+  std::vector<uint64_t> heavy;
+  for (uint64_t i = 17; i < kElements; i += 1501) heavy.push_back(i);
+  for (size_t j = 0; j < heavy.size(); ++j) x[heavy[j]] = (j % 2 == 0 ? 1.0f : -1.0f) * (1 + j % 7);
+  std::vector<double> cells(form.Cells(kElements));
+  for (uint64_t i = 0; i < kElements; ++i) SketchAdd(form, 123, kElements, i, x[i], cells);
+  const auto found = SketchRecover(form, 123, kElements, heavy.size(), 4096, cells);
+  ASSERT_EQ(found.size(), heavy.size());
+  std::vector<double> rest(form.Cells(kElements));
+  std::vector<float> left = x;
+  for (size_t j = 0; j < found.size(); ++j) {
+    EXPECT_EQ(found[j].first, heavy[j]);
+    // Some ten small ones in a cell, of deviation 1e-4.
+    EXPECT_NEAR(found[j].second, x[heavy[j]], 0.01);
+  }
+  for (uint64_t i = 0; i < kElements; ++i) SketchAdd(form, 123, kElements, i, x[i], rest);
+  for (const auto& [i, value] : found) SketchAdd(form, 123, kElements, i, -value, rest);
+  for (size_t c = 0; c < cells.size(); ++c) ASSERT_NEAR(cells[c], rest[c], 1e-9) << c;
+}
+
+TEST(Sketch, NothingFoundIsBeyondTheBoundAndZerosAreNotFound) {
+  const SketchForm form{.rows = 3, .columns = 10'000, .recover = 0.1};
+  std::vector<double> cells(form.Cells(5000));
+  EXPECT_TRUE(SketchRecover(form, 1, 5000, 50, 16, cells).empty());
+  SketchAdd(form, 1, 5000, 1234, -100, cells);
+  const auto found = SketchRecover(form, 1, 5000, 1, 16, cells);
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0], (std::pair<uint64_t, double>{1234, -16}));
+  // 84 are left for another round.
+  EXPECT_EQ(SketchRecover(form, 1, 5000, 1, 1000, cells)[0],
+            (std::pair<uint64_t, double>{1234, -84}));
+}
+
+TEST(Sketch, RefusesLengthsCellsAndParametersThatCannotBe) {
+  const auto codec = Make("sketch(0.1, rows=1)");
+  std::vector<uint8_t> payload = Encode(*codec, RandomFloats(1, 4000));
+  const auto verdict = [&](uint64_t n) {
+    return codec->Validate(PiecedBytes(ByteSpan(payload)), n, 4096);
+  };
+  EXPECT_EQ(verdict(4000), absl::OkStatus());
+  for (const uint64_t n : {uint64_t{0}, uint64_t{3000}, uint64_t{40'000}, ~uint64_t{0}}) {
+    EXPECT_THAT(std::string(verdict(n).message()), HasSubstr("bytes do not hold")) << n;
+  }
+  const float bad[] = {NAN, INFINITY, 4097};
+  const absl::StatusCode codes[] = {absl::StatusCode::kDataLoss, absl::StatusCode::kDataLoss,
+                                    absl::StatusCode::kOutOfRange};
+  for (int k = 0; k < 3; ++k) {
+    std::memcpy(payload.data() + 8 + 4 * 33, &bad[k], 4);
+    EXPECT_EQ(verdict(4000).code(), codes[k]);
+    EXPECT_THAT(std::string(verdict(4000).message()), HasSubstr("element 33 "));
+  }
+  payload.resize(payload.size() - 1);
+  EXPECT_THAT(std::string(verdict(4000).message()), HasSubstr("bytes do not hold"));
+}
+
+TEST(Zeros, AreLeftOutWhereThatIsSmallerAndNotWhereItIsNot) {
+  std::vector<float> x(20 * 256 + 100);
+  for (size_t i = 5 * 256; i < 7 * 256; ++i) x[i] = static_cast<float>(i % 9) - 4;
+  x.back() = 3;
+  const auto codec = Make("fp32 | zeros");
+  const auto plain = Make("fp32");
+  std::vector<uint8_t> out;
+  std::vector<float> residual(x.size(), 9);
+  const auto form = codec->EncodeSegment(x, {}, &out, residual);
+  ASSERT_TRUE(form.ok()) << form.status();
+  EXPECT_EQ(form->id, CodecId::kZeros);
+  // A head of 12 bytes, 21 blocks' bits, and 612 floats.
+  EXPECT_EQ(out.size(), 12u + 3 + 4 * (2 * 256 + 100));
+  EXPECT_EQ(out[12 + 5 / 8], 0b01100000);
+  EXPECT_EQ(out[12 + 2], 1 << 4);
+  EXPECT_EQ(residual, std::vector<float>(x.size()));
+  std::vector<float> back(x.size(), 7);
+  codec->Decode(PiecedBytes(ByteSpan(out)), back);
+  EXPECT_EQ(back, x);
+
+  const std::vector<float> full = RandomFloats(1, x.size());
+  out.clear();
+  const auto other = codec->EncodeSegment(full, {}, &out, {});
+  EXPECT_EQ(other->id, CodecId::kFp32);
+  EXPECT_EQ(out, Encode(*plain, full));
+}
+
+TEST(Zeros, RefuseHeadsThatDoNotFit) {
+  std::vector<float> x(1000);
+  x[700] = 1;
+  const auto codec = Make("fp32 | zeros");
+  const std::vector<uint8_t> good = Encode(*codec, x);
+  const auto message = [&](size_t at, uint8_t byte, uint64_t n = 1000) {
+    std::vector<uint8_t> payload = good;
+    payload[at] = byte;
+    return std::string(codec->Validate(PiecedBytes(ByteSpan(payload)), n, 4096).message());
+  };
+  EXPECT_EQ(message(0, good[0]), "");
+  EXPECT_THAT(message(0, 17), HasSubstr("within a stage"));
+  EXPECT_THAT(message(0, 20), HasSubstr("within a stage"));
+  EXPECT_THAT(message(0, 21), HasSubstr("within a stage"));
+  EXPECT_THAT(message(0, 99), HasSubstr("99"));
+  EXPECT_THAT(message(2, 1), HasSubstr("not 0"));
+  EXPECT_THAT(message(4, 1), HasSubstr("parameter"));
+  EXPECT_THAT(message(8, 0, 1000), HasSubstr("they are of 768"));
+  EXPECT_THAT(message(0, good[0], 1001), HasSubstr("they are of 1000"));
+  EXPECT_THAT(message(11, 1), HasSubstr("more than a segment"));
+  EXPECT_THAT(message(12, good[12] | 1 << 4), HasSubstr("after the last block"));
+  EXPECT_THAT(message(12, good[12] | 1), HasSubstr("do not hold"));
+}
+
+}  // namespace
+}  // namespace tributary::compression

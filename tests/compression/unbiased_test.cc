@@ -1,0 +1,127 @@
+// The codecs that promise it have no bias, and errors of clients are independent.
+//
+// Each element's mean over 100,000 encodings is held to 4 sigma of its own, by the variance that
+// the format's text gives. By chance one in 16,000 elements would miss that, so of the 128 here one
+// in a test of 120 seeds; seeds are fixed, and what is seen is that the elements together are as
+// they should be as well: their squared errors in sigmas add up to a chi-square, held to 4 of its
+// own deviations.
+#include <cmath>
+#include <functional>
+
+#include "base/philox.h"
+#include "codec_testing.h"
+#include "gtest/gtest.h"
+
+namespace tributary::compression {
+namespace {
+
+constexpr int kEncodings = 100'000;
+constexpr size_t kElements = 128;
+
+// Negative values, zeros, grid points, half-way points and block maxima among small ones: blocks of
+// 64, each with 0.127 as its maximum.
+std::vector<float> Input() {
+  std::vector<float> x = RandomFloats(21, kElements, 0.03);
+  for (size_t from = 0; from < kElements; from += 64) {
+    x[from + 3] = from == 0 ? 0.127f : -0.127f;
+    x[from + 4] = 0;
+    x[from + 5] = -0.0f;
+    x[from + 6] = -0.005f;  // on int8's grid
+    x[from + 7] = 0.0025f;  // half-way between two points of it
+    x[from + 8] = -0.127f;
+    x[from + 9] = 1e-7f;
+  }
+  return x;
+}
+
+// `variance(x)` of one encoding of an element; `slack` what finite random bits may shift it by.
+void ExpectUnbiased(const std::string& spec, const std::function<double(double)>& variance,
+                    double slack) {
+  const auto codec = Make(spec);
+  const std::vector<float> x = Input();
+  std::vector<double> sums(kElements);
+  std::vector<float> decoded(kElements);
+  std::vector<uint8_t> payload;
+  for (uint32_t k = 0; k < kEncodings; ++k) {
+    payload.clear();
+    const EncodeContext context{.key = 5, .round = k, .tensor = 1, .shared_key = 3};
+    ASSERT_EQ(codec->Encode(x, context, &payload), absl::OkStatus());
+    codec->Decode(PiecedBytes(ByteSpan(payload)), decoded);
+    for (size_t i = 0; i < kElements; ++i) sums[i] += double{decoded[i]};
+  }
+  double chi = 0;
+  int random = 0;
+  for (size_t i = 0; i < kElements; ++i) {
+    const double sigma = std::sqrt(variance(x[i]) / kEncodings);
+    const double error = sums[i] / kEncodings - x[i];
+    EXPECT_LE(std::abs(error), 4 * sigma + slack) << spec << ", element " << i << ": " << x[i];
+    if (sigma < 10 * slack) continue;  // hardly random
+    chi += error * error / (sigma * sigma);
+    ++random;
+  }
+  ASSERT_GT(random, 50);
+  EXPECT_NEAR(chi / random, 1, 4 * std::sqrt(2.0 / random)) << spec;
+}
+
+// Of rounding at random between two multiples of `scale`.
+std::function<double(double)> BetweenTwo(double scale) {
+  return [scale](double x) {
+    const double position = std::abs(x) / scale;
+    const double fraction = position - std::floor(position);
+    return scale * scale * fraction * (1 - fraction);
+  };
+}
+
+TEST(Unbiased, TheMeanOfAHundredThousandEncodingsIsWithinFourSigma) {
+  // 16 random bits: the mean is right to 2^-17 of a step; scale and values are floats.
+  ExpectUnbiased("int8(block=64)", BetweenTwo(0.127 / 127), 0.001 * 0x1p-16 + 4e-8);
+  ExpectUnbiased("int4(block=64)", BetweenTwo(0.127 / 7), 0.018 * 0x1p-16 + 4e-8);
+  ExpectUnbiased("int2(block=64)", BetweenTwo(0.127), 0.127 * 0x1p-16 + 4e-8);
+  // Within its levels, hq too.
+  ExpectUnbiased("hq(bits=8, step=2^-9)", BetweenTwo(0x1p-9), 0x1p-25);
+  ExpectUnbiased("hq(bits=4, step=2^-5)", BetweenTwo(0x1p-5), 0x1p-21);
+  // `stride` times x with the probability of 1 / stride.
+  ExpectUnbiased(
+      "randk(0.25)", [](double x) { return 3 * x * x; }, 1e-9);
+  ExpectUnbiased(
+      "randk(0.0625)", [](double x) { return 15 * x * x; }, 1e-9);
+}
+
+// Of n clients' mean; a seed that they shared would leave it where it is.
+void ExpectOneOverN(const std::string& spec, const std::function<double(double)>& variance) {
+  const auto codec = Make(spec);
+  const std::vector<float> x = RandomFloats(6, 4096, 0.03);
+  double theory = 0;
+  for (const float v : x) theory += variance(v);
+  for (const int clients : {10, 100}) {
+    std::vector<double> mean(x.size()), shared(x.size());
+    std::vector<float> decoded(x.size());
+    for (int c = 0; c < clients; ++c) {
+      for (const bool own : {true, false}) {
+        const EncodeContext context{.key = SeededHash(1, "codec", own ? std::to_string(c) : "all"),
+                                    .round = 4};
+        const auto payload = Encode(*codec, x, context);
+        codec->Decode(PiecedBytes(ByteSpan(payload)), decoded);
+        for (size_t i = 0; i < x.size(); ++i) {
+          (own ? mean : shared)[i] += double{decoded[i]} / clients;
+        }
+      }
+    }
+    double error = 0, shared_error = 0;
+    for (size_t i = 0; i < x.size(); ++i) {
+      error += std::pow(mean[i] - x[i], 2);
+      shared_error += std::pow(shared[i] - x[i], 2);
+    }
+    // 4,096 elements: a relative deviation of about sqrt(2 / 4096), 2 %.
+    EXPECT_NEAR(error * clients / theory, 1, 0.09) << spec << ", " << clients;
+    EXPECT_NEAR(shared_error / theory, 1, 0.09) << spec << ", one seed for all";
+  }
+}
+
+TEST(Unbiased, TheErrorOfTheMeanFallsAsOneOverTheNumberOfClients) {
+  ExpectOneOverN("hq(bits=8, step=2^-8)", BetweenTwo(0x1p-8));
+  ExpectOneOverN("hq(bits=4, step=2^-4)", BetweenTwo(0x1p-4));
+}
+
+}  // namespace
+}  // namespace tributary::compression

@@ -1,0 +1,152 @@
+"""The two emulated hosts as scenarios.py sees them: processes on either, and the network between."""
+import json
+import signal
+import socket
+import subprocess
+import time
+
+HERE, THERE = "10.7.0.1", "10.7.0.2"
+OUT = "/tmp/out"
+BIN = ""  # where the binaries are; set before anything is started
+
+
+class Failed(Exception):
+    pass
+
+
+def check(holds, what):
+    if not holds:
+        raise Failed(what)
+
+
+class Agent:
+    """The second host."""
+
+    def __init__(self):
+        limit = time.monotonic() + 60
+        while True:
+            try:
+                self.socket = socket.create_connection((THERE, 9000), timeout=2)
+                break
+            except OSError:
+                check(time.monotonic() < limit, "the second host does not answer")
+                time.sleep(0.2)
+        self.socket.settimeout(240)
+        self.file = self.socket.makefile("rwb")
+
+    def __call__(self, verb, **request):
+        self.file.write(json.dumps({"verb": verb, **request}).encode() + b"\n")
+        self.file.flush()
+        answer = json.loads(self.file.readline())
+        check("error" not in answer, f"{verb} on the second host: {answer.get('error')}")
+        return answer
+
+
+agent = None
+count = 0
+
+
+class Peer:
+    """A process on either host whose output goes to a file."""
+
+    def __init__(self, argv, there):
+        global count
+        count += 1
+        self.name, self.there = f"p{count}", there
+        if there:
+            agent("start", name=self.name, argv=argv)
+        else:
+            self.process = subprocess.Popen(argv, stdout=open(f"/tmp/{self.name}.log", "wb"), stderr=subprocess.STDOUT)
+
+    def text(self):
+        if self.there:
+            return agent("read", name=self.name)["text"]
+        with open(f"/tmp/{self.name}.log", errors="replace") as file:
+            return file.read()
+
+    def await_text(self, text, seconds=60):
+        limit = time.monotonic() + seconds
+        while text not in self.text():
+            check(time.monotonic() < limit, f"{self.name} does not say \"{text}\":\n{self.text()}")
+            time.sleep(0.1)
+
+    def signal(self, name):
+        if self.there:
+            agent("signal", name=self.name, signal=name)
+        else:
+            self.process.send_signal(getattr(signal, name))
+
+    def wait(self, seconds=120):
+        if self.there:
+            code = agent("wait", name=self.name, timeout=seconds)["code"]
+        else:
+            try:
+                code = self.process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                code = None
+        check(code is not None, f"{self.name} hangs:\n{self.text()}")
+        return code
+
+    def report(self, seconds=120):
+        self.wait(seconds)
+        lines = [line for line in self.text().splitlines() if line.startswith("{")]
+        check(lines, f"{self.name} gave no report:\n{self.text()}")
+        return json.loads(lines[-1])
+
+
+port = 7100
+
+
+def pair(transport, chunks, receiver_there=True):
+    """A receiver that listens and a sender that connects, linked."""
+    global port
+    port += 1
+    address = f"{THERE if receiver_there else HERE}:{port}"
+    receiver = Peer([f"{BIN}/rdma_vm_peer", "receive", transport, address, str(chunks)], receiver_there)
+    receiver.await_text("listening")
+    sender = Peer([f"{BIN}/rdma_vm_peer", "send", transport, address, str(chunks)], not receiver_there)
+    return receiver, sender, address
+
+
+def shell_both(command):
+    subprocess.run(command, shell=True, check=True)
+    done = agent("shell", command=command)
+    check(done["code"] == 0, f"{command}: {done['text']}")
+
+
+class Netem:
+    """The network between, made worse on both hosts."""
+
+    def __init__(self, rule):
+        self.rule = rule
+
+    def __enter__(self):
+        shell_both(f"tc qdisc replace dev eth0 root netem limit 10000 {self.rule}")
+
+    def __exit__(self, *_):
+        shell_both("tc qdisc del dev eth0 root")
+
+
+def cut(seconds):
+    """Both ways. The second host mends its side by itself, since nobody can tell it to."""
+    agent("shell", command=f"(sleep 0.3; tc qdisc replace dev eth0 root netem loss 100%; sleep {seconds}; "
+                           "tc qdisc del dev eth0 root) >/dev/null 2>&1 &")
+    time.sleep(0.3)
+    subprocess.run("tc qdisc replace dev eth0 root netem loss 100%", shell=True, check=True)
+
+
+def mend():
+    subprocess.run("tc qdisc del dev eth0 root", shell=True, check=True)
+
+
+def expect_ok(receiver, sender, what, within=120):
+    sent, got = sender.report(within), receiver.report(within)
+    check(sent["code"] == "OK", f"{what}: the sender says {sent}")
+    check(got["code"] == "OK", f"{what}: the receiver says {got}")
+    return got["seconds"]
+
+
+def expect_error(report, within, what):
+    check(report["code"] in ("UNAVAILABLE", "DATA_LOSS"), f"{what}: {report}")
+    check("peer \"" in report["message"], f"{what}: the peer is not named: {report}")
+    check(report["seconds"] < within, f"{what}: noticed after {report['seconds']} s, the limit is {within}")
