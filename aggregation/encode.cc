@@ -3,6 +3,7 @@
 #include <map>
 
 #include "absl/strings/str_cat.h"
+#include "aggregation/internal/float_segments.h"
 #include "aggregation/internal/text.h"
 #include "aggregation/update.h"
 #include "base/status.h"
@@ -41,8 +42,8 @@ constexpr uint64_t kRawElementsPerSegment = compression::kMaxPayloadBytes / size
 static_assert(kRawElementsPerSegment % kTileElements == 0);
 
 // Fills in the header in front of a payload that was appended after room for it.
-absl::Status EmitSegment(uint32_t tensor, CodecId codec, uint32_t parameter, uint64_t first,
-                         uint64_t count, std::vector<uint8_t> segment, const Emit& emit) {
+absl::Status EmitOne(uint32_t tensor, CodecId codec, uint32_t parameter, uint64_t first,
+                     uint64_t count, std::vector<uint8_t> segment, const Emit& emit) {
   SegmentHeader header;
   header.tensor = tensor;
   header.codec = static_cast<uint16_t>(codec);
@@ -54,10 +55,12 @@ absl::Status EmitSegment(uint32_t tensor, CodecId codec, uint32_t parameter, uin
   return emit(std::move(segment));
 }
 
+}  // namespace
+
 // `context.plan` null: x is planned here.
-absl::Status EncodeFloats(const TensorSpec& tensor, const compression::Codec& any_shape,
-                          compression::EncodeContext context, std::span<const float> x,
-                          std::span<float> residual, const Emit& emit) {
+absl::Status internal::EncodeFloats(const TensorSpec& tensor, const compression::Codec& any_shape,
+                                    compression::EncodeContext context, std::span<const float> x,
+                                    std::span<float> residual, const internal::EmitSegment& emit) {
   const auto shaped = any_shape.ForShape(tensor.shape);
   const compression::Codec& codec = shaped == nullptr ? any_shape : *shaped;
   const uint64_t most = ElementsPerSegment(codec);
@@ -81,19 +84,20 @@ absl::Status EncodeFloats(const TensorSpec& tensor, const compression::Codec& an
       return Annotate(form.status(),
                       absl::StrCat(TensorText(tensor), ", counted from element ", first));
     }
-    RETURN_IF_ERROR(EmitSegment(context.tensor, form->id, form->parameter, first, count,
-                                std::move(segment), emit));
+    RETURN_IF_ERROR(
+        EmitOne(context.tensor, form->id, form->parameter, first, count, std::move(segment), emit));
   }
   return absl::OkStatus();
 }
+
+namespace {
 
 absl::Status EncodeInts(uint32_t tensor, std::span<const int64_t> x, const Emit& emit) {
   for (uint64_t first = 0; first < x.size(); first += kRawElementsPerSegment) {
     const uint64_t count = std::min<uint64_t>(kRawElementsPerSegment, x.size() - first);
     std::vector<uint8_t> segment(SegmentHeader::kBytes);
     compression::EncodeRawInt64(x.subspan(first, count), &segment);
-    RETURN_IF_ERROR(
-        EmitSegment(tensor, CodecId::kRawInt64, 0, first, count, std::move(segment), emit));
+    RETURN_IF_ERROR(EmitOne(tensor, CodecId::kRawInt64, 0, first, count, std::move(segment), emit));
   }
   return absl::OkStatus();
 }
@@ -178,7 +182,7 @@ absl::Status EncodeTensors(const ModelLayout& layout, CodecOf codec_of, const En
       context.next_warm = deltas.NextWarm(t);
     }
     if (planned != nullptr) context.plan = &planned->plan;
-    RETURN_IF_ERROR(EncodeFloats(tensor, *chosen.codec, context, x, residual, emit));
+    RETURN_IF_ERROR(internal::EncodeFloats(tensor, *chosen.codec, context, x, residual, emit));
   }
   return absl::OkStatus();
 }

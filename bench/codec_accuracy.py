@@ -46,7 +46,7 @@ fraction = 0.1
 deadline_s = 120
 [compression]
 codec = "{codec}"
-{population}[checkpoint]
+{population}{downlink}[checkpoint]
 directory = "{out}/checkpoints"
 [training]
 lr = 0.05
@@ -81,17 +81,21 @@ def run(options, codec, seed):
     port = free_port()
     values = {"port": port, "rounds": options.rounds, "seed": seed, "codec": codec, "out": out, "split": options.split,
               "alpha": "alpha = 0.3\n" if options.split == "dirichlet" else "",
-              "population": "population_weight = 60000\n" if "ef21" in codec else ""}
+              "population": "population_weight = 60000\n" if "ef21" in codec else "", "downlink": ""}
+    if options.downlink != "none":
+        values["downlink"] = f'downlink = "{options.downlink}"\ndownlink_steps = {options.downlink_steps}\n'
     (out / "root.toml").write_text(ROOT.format(**values))
     (out / "client.toml").write_text(CLIENT.format(**values))
     server = subprocess.Popen([f"{options.bin}/tributary", "serve", out / "root.toml", "--progress", "json"],
                               stdout=subprocess.PIPE, stderr=open(out / "root.log", "w"), text=True)
     clients = subprocess.Popen([f"{options.bin}/tributary-client", out / "client.toml", "--simulate", "100"],
                                stdout=subprocess.DEVNULL, stderr=open(out / "client.log", "w"))
-    accuracy, up, dense, failed = None, 0, 0, 0
+    accuracy, up, dense, failed, down, saved = None, 0, 0, 0, 0, 0
     try:
         for line in server.stdout:
             report = json.loads(line)
+            down += report["bytes"]["model_to_clients"]
+            saved += report["bytes"].get("saved_to_clients", 0)
             if not report["committed"]:
                 failed += 1
                 continue
@@ -105,7 +109,7 @@ def run(options, codec, seed):
     if accuracy is None:
         sys.exit(f"{codec}, seed {seed}: no round was evaluated; logs are in {out}")
     shutil.rmtree(out)
-    return 100 * accuracy, up, dense, failed
+    return 100 * accuracy, up, dense, failed, down, saved
 
 
 def main():
@@ -114,11 +118,14 @@ def main():
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--split", choices=["dirichlet", "iid"], default="dirichlet")
+    parser.add_argument("--downlink", default="none", help="the codec of models on their way down")
+    parser.add_argument("--downlink-steps", type=int, default=16, help="versions that a client may be behind")
     parser.add_argument("--json", type=pathlib.Path)
     parser.add_argument("specs", nargs="+", metavar="SPEC[@POINTS[@TIMES]]")
     options = parser.parse_args()
     figures, base, failures = [], None, []
-    print("| codec | accuracy, % | against the first | times smaller |\n|---|---|---|---|", flush=True)
+    more = (" down, times smaller |", "---|") if options.downlink != "none" else ("", "")
+    print(f"| codec | accuracy, % | against the first | times smaller |{more[0]}\n|---|---|---|---|{more[1]}", flush=True)
     for wanted in options.specs:
         spec, *limits = wanted.split("@")
         runs = [run(options, spec, seed) for seed in range(1, options.seeds + 1)]
@@ -131,11 +138,16 @@ def main():
         if len(limits) > 1 and smaller < float(limits[1]):
             failures.append(f"{spec}: {smaller:.1f} times smaller, less than {limits[1]}")
         lost = sum(r[3] for r in runs)
+        down, saved = sum(r[4] for r in runs), sum(r[5] for r in runs)
         print(f"| `{spec}` | {mean:.2f} (spread {spread:.2f}{f', {lost} rounds failed' if lost else ''}) "
-              f"| {mean - base:+.2f} | {smaller:.1f} |", flush=True)
+              f"| {mean - base:+.2f} | {smaller:.1f} |"
+              + (f" {(down + saved) / down:.1f} ({down / 1e6:.1f} MB) |" if options.downlink != "none" else ""),
+              flush=True)
         name = "codecs." + re.sub(r"[^a-z0-9]+", "_", spec.lower()).strip("_") + "." + options.split
         figures += [{"name": name + ".accuracy", "value": mean, "unit": "%"},
                     {"name": name + ".times_smaller", "value": smaller, "unit": ""}]
+        if options.downlink != "none":
+            figures.append({"name": name + ".down_times_smaller", "value": (down + saved) / down, "unit": ""})
     if options.json:
         options.json.write_text(json.dumps({"environment": {"rounds": options.rounds, "seeds": options.seeds},
                                             "figures": figures}, indent=1))

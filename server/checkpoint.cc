@@ -11,6 +11,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -30,6 +31,7 @@ namespace fs = std::filesystem;
 constexpr char kManifest[] = "MANIFEST";
 constexpr char kModelFile[] = "model.safetensors";
 constexpr char kStateFile[] = "state.pb";
+constexpr char kPublishedFile[] = "published.safetensors";
 constexpr char kUnfinished[] = ".unfinished";  // suffix of what is being written
 
 absl::Status FileError(const std::string& what, const std::string& path) {
@@ -147,6 +149,18 @@ absl::Status CheckHash(const std::string& path, const std::string& expected) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::vector<uint8_t>> LoadPublished(
+    const std::string& directory, const v1::CheckpointManifest::Entry& entry,
+    const v1::CheckpointState& state,
+    const std::shared_ptr<const aggregation::ModelLayout>& layout) {
+  const std::string path = directory + "/" + kPublishedFile;
+  RETURN_IF_ERROR(CheckHash(path, entry.published_file_sha256()));
+  ASSIGN_OR_RETURN(models::Model model, models::ReadSafetensorsAs(path, layout));
+  if (Sha256Of(model.bytes) == state.published_sha256()) return std::move(model.bytes);
+  return absl::DataLossError(
+      absl::StrCat(path, " is damaged: its tensors are not those of state.pb"));
+}
+
 absl::StatusOr<Checkpoint> LoadEntry(const std::string& run_path,
                                      const v1::CheckpointManifest::Entry& entry) {
   const std::string directory = run_path + "/" + entry.directory();
@@ -165,25 +179,37 @@ absl::StatusOr<Checkpoint> LoadEntry(const std::string& run_path,
     return absl::DataLossError(
         absl::StrCat(model_path, " is damaged: its tensors are not those of state.pb"));
   }
+  if (!out.state.published_sha256().empty()) {
+    ASSIGN_OR_RETURN(out.published, LoadPublished(directory, entry, out.state, *layout));
+  }
   return out;
 }
 
-// Writes both files of a checkpoint into a new directory and makes them durable. The entry for
+// Writes the files of a checkpoint into a new directory and makes them durable. The entry for
 // MANIFEST, without its directory's name.
 absl::StatusOr<v1::CheckpointManifest::Entry> WriteDirectory(const std::string& path,
                                                              const v1::CheckpointState& state,
                                                              const aggregation::ModelLayout& layout,
-                                                             std::span<const uint8_t> model) {
+                                                             std::span<const uint8_t> model,
+                                                             std::span<const uint8_t> published) {
   if (mkdir(path.c_str(), 0755) != 0) return FileError("create", path);
+  const std::map<std::string, std::string> metadata = {{"run", state.run()},
+                                                       {"round", absl::StrCat(state.round())}};
   const std::string model_path = path + "/" + kModelFile;
-  RETURN_IF_ERROR(models::WriteSafetensors(
-      model_path, layout, model, {{"run", state.run()}, {"round", absl::StrCat(state.round())}}));
+  const std::string published_path = path + "/" + kPublishedFile;
+  RETURN_IF_ERROR(models::WriteSafetensors(model_path, layout, model, metadata));
+  if (!published.empty()) {
+    RETURN_IF_ERROR(models::WriteSafetensors(published_path, layout, published, metadata));
+  }
   const std::string bytes = state.SerializeAsString();
   RETURN_IF_ERROR(WriteFile(path + "/" + kStateFile, bytes));
   RETURN_IF_ERROR(SyncDirectory(path));
   v1::CheckpointManifest::Entry entry;
   entry.set_round(state.round());
   ASSIGN_OR_RETURN(*entry.mutable_model_file_sha256(), HashFile(model_path));
+  if (!published.empty()) {
+    ASSIGN_OR_RETURN(*entry.mutable_published_file_sha256(), HashFile(published_path));
+  }
   entry.set_state_file_sha256(
       Sha256Of({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}));
   return entry;
@@ -278,7 +304,8 @@ CheckpointStore::~CheckpointStore() {
 
 absl::Status CheckpointStore::Save(const v1::CheckpointState& state,
                                    const aggregation::ModelLayout& layout,
-                                   std::span<const uint8_t> model) {
+                                   std::span<const uint8_t> model,
+                                   std::span<const uint8_t> published) {
   RETURN_IF_ERROR(CheckState(state, layout));
   v1::CheckpointManifest manifest = manifest_;
   manifest.set_format(1);
@@ -299,7 +326,7 @@ absl::Status CheckpointStore::Save(const v1::CheckpointState& state,
   // On a full disk, what was written so far must not keep the space.
   absl::Cleanup remove_rest = [&] { RemoveUnfinished(path_); };
   ASSIGN_OR_RETURN(v1::CheckpointManifest::Entry entry,
-                   WriteDirectory(unfinished, state, layout, model));
+                   WriteDirectory(unfinished, state, layout, model, published));
   std::error_code ignored;
   fs::remove_all(path, ignored);  // damaged or never named: from an earlier life
   if (rename(unfinished.c_str(), path.c_str()) != 0) return FileError("rename to", path);

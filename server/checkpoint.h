@@ -17,6 +17,8 @@ namespace tributary::server {
 struct Checkpoint {
   v1::CheckpointState state;
   models::Model model;
+  // What clients were given where that is another than the model (server/downlink.h); else empty.
+  std::vector<uint8_t> published;
 };
 
 // One run's directory, <dir>/<run>/. Not thread-safe; one process at a time (a lock file says who
@@ -35,9 +37,10 @@ class CheckpointStore {
   // Writes <round, 8 digits>/ (or, where the manifest names that of an earlier save of this round,
   // <round>-2/) beside (model.safetensors, state.pb), fsyncs files and directory,
   // renames, then replaces MANIFEST the same way, then deletes what is older than `keep`. After OK
-  // it survives anything.
+  // it survives anything. `published`: as Checkpoint's, in published.safetensors;
+  // state.published_sha256 is its hash.
   absl::Status Save(const v1::CheckpointState& state, const aggregation::ModelLayout& layout,
-                    std::span<const uint8_t> model);
+                    std::span<const uint8_t> model, std::span<const uint8_t> published = {});
 
   // The newest good checkpoint. Damaged ones (missing files, wrong SHA-256, unreadable) are
   // skipped, a line each in `warnings`. NOT_FOUND where there is none: the run starts afresh.

@@ -123,7 +123,9 @@ void Collector::StartMeasuring() {
     downloads_at_start_ = door_->counters().downloads;
     download_nanos_at_start_ = door_->counters().download_nanos;
     download_bytes_at_start_ = door_->counters().download_bytes;
+    saved_bytes_at_start_ = door_->counters().saved_bytes;
   }
+  if (tier_ != nullptr) models_sent_at_start_ = tier_->models_sent();
 }
 
 void Collector::SendTask(const std::string& id) {
@@ -162,16 +164,16 @@ void Collector::SendTask(const std::string& id) {
     task->set_model_follows(!holds);
     if (!holds) {
       tier_->SendModel(id, child.epoch, model_);
-      bytes_.model_to_aggregators += model_->bytes.size();
     }
   } else {
     task->mutable_spec()->clear_admit_weight();
     if (const double work = stragglers_.Work(id); work < 1 && spec_.kind() == v1::TRAIN) {
       (*task->mutable_spec()->mutable_hyperparameters())["work"] = work;
     }
-    if (!holds && model_->bytes.size() <= kInlineModelBytes) {
-      task->set_model(model_->bytes.data(), model_->bytes.size());
-      bytes_.model_to_clients += model_->bytes.size();
+    if (!holds) {
+      const SentBytes put = PutModel(*model_, child.held_sha256, kInlineModelBytes, task);
+      bytes_.model_to_clients += put.sent;
+      bytes_.saved_to_clients += put.saved;
     }
   }
   child.held_sha256 = model_->sha256;
@@ -264,6 +266,12 @@ void Collector::Measure(CollectedRound* out) const {
   round.bytes = bytes_;
   if (door_ != nullptr) {
     round.bytes.model_to_clients += door_->counters().download_bytes - download_bytes_at_start_;
+    round.bytes.saved_to_clients += door_->counters().saved_bytes - saved_bytes_at_start_;
+  }
+  if (tier_ != nullptr) {
+    const SentBytes models = tier_->models_sent();
+    round.bytes.model_to_aggregators = models.sent - models_sent_at_start_.sent;
+    round.bytes.saved_to_aggregators = models.saved - models_sent_at_start_.saved;
   }
 }
 

@@ -48,6 +48,16 @@ struct ByteCounts {
   uint64_t below = 0;             // encoded updates taken in by the tiers below
   uint64_t model_to_clients = 0;
   uint64_t model_to_aggregators = 0;
+  uint64_t saved_to_clients = 0;  // by sending steps in place of whole models
+  uint64_t saved_to_aggregators = 0;
+
+  // What another collection has sent down.
+  void AddModels(const ByteCounts& other) {
+    model_to_clients += other.model_to_clients;
+    model_to_aggregators += other.model_to_aggregators;
+    saved_to_clients += other.saved_to_clients;
+    saved_to_aggregators += other.saved_to_aggregators;
+  }
 };
 
 struct CollectedRound {
@@ -269,6 +279,8 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   uint64_t downloads_at_start_ = 0;
   int64_t download_nanos_at_start_ = 0;
   uint64_t download_bytes_at_start_ = 0;
+  uint64_t saved_bytes_at_start_ = 0;
+  SentBytes models_sent_at_start_;
   ByteCounts bytes_;
   Stragglers stragglers_;
   std::vector<std::shared_ptr<Upload>> held_;  // see MayCarry; one a client

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "aggregation/hyperparameters.h"
+#include "aggregation/model_delta.h"
 #include "aggregation/optimizer.h"
 #include "base/status.h"
 #include "base/toml_checks.h"
@@ -275,6 +276,10 @@ void ReadAsync(TomlReader& toml, const Config& config, AsyncConfig* a) {
                absl::StrCat("[training] fednova = 1 weighs steps by examples, [aggregation] mode = "
                             "\"",
                             mode, "\" weighs old updates less: set fednova = 0"));
+  toml.Require(config.compression.downlink == kNoDownlinkCodec, "compression", "downlink",
+               absl::StrCat("[compression] downlink sends steps between rounds' models, and "
+                            "[aggregation] mode = \"",
+                            mode, "\" has no rounds: remove it"));
 }
 
 // What ef21 needs and excludes.
@@ -301,6 +306,20 @@ void ReadEf21(TomlReader& toml, bool ef21, Config* c) {
                "asynchronous rounds weigh old updates less: set [aggregation] mode = \"sync\"");
 }
 
+void ReadDownlink(TomlReader& toml, CompressionConfig* c) {
+  toml.Read("compression", "downlink", &c->downlink);
+  const bool none = c->downlink == kNoDownlinkCodec;
+  if (!none) {
+    const absl::Status status = aggregation::ParseDownlinkCodec(c->downlink).status();
+    toml.Require(status.ok(), "compression", "downlink",
+                 absl::StrCat("[compression] downlink: ", status.message()));
+  }
+  ReadIn(toml, "compression", "downlink_steps", &c->downlink_steps, 1, 4096);
+  toml.Require(!none || !toml.Has("compression", "downlink_steps"), "compression", "downlink_steps",
+               "[compression] downlink_steps does nothing without downlink: remove it, or give a "
+               "codec");
+}
+
 void ReadRoundSections(TomlReader& toml, Config* c) {
   ReadIn(toml, "cohort", "minimum", &c->cohort.minimum, 1, 1e9);
   ReadIn(toml, "cohort", "maximum", &c->cohort.maximum, 0, 1e9);
@@ -318,6 +337,7 @@ void ReadRoundSections(TomlReader& toml, Config* c) {
   } else {
     ReadEf21(toml, (*codec)->estimates(), c);
   }
+  ReadDownlink(toml, &c->compression);
   toml.Read("checkpoint", "directory", &c->checkpoint.directory);
   toml.Require(!c->checkpoint.directory.empty(), "checkpoint", "directory",
                "[checkpoint] directory is required at the root: where models survive a crash");

@@ -141,10 +141,14 @@ struct StragglerConfig {              // [straggler]
   double rejoin_grace_s = 5;          // a member that vanished is awaited this long
 };
 
+inline constexpr char kNoDownlinkCodec[] = "none";
+
 struct CompressionConfig {  // [compression]
   std::string codec = "fp32";
   // ef21: the examples of all clients together, those that a round does not ask among them.
   uint64_t population_weight = 0;
+  std::string downlink = kNoDownlinkCodec;  // or the codec of models on their way down
+  uint32_t downlink_steps = 16;             // the last steps that each tier keeps; 1..4096
 };
 
 struct CheckpointConfig {  // [checkpoint]

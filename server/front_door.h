@@ -72,6 +72,7 @@ class FrontDoorHandler {
 struct DoorCounters {
   std::atomic<uint64_t> upload_bytes{0};    // segments' bytes taken in
   std::atomic<uint64_t> download_bytes{0};  // model bytes sent
+  std::atomic<uint64_t> saved_bytes{0};     // that whole models would have had more
   std::atomic<uint64_t> downloads{0};
   std::atomic<int64_t> download_nanos{0};  // summed over downloads
 };

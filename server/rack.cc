@@ -342,6 +342,7 @@ class Rack final : public NodeBase, public UplinkHandler {
     report.transport = uplink_->transport();
     report.model_bytes = model_->bytes.size();
     report.model_sha256 = absl::BytesToHexString(model_->sha256);
+    report.published_sha256 = report.model_sha256;
     report.metrics = MetricMeans(round_.metrics);
     collector_->Finish(outcome.committed(), outcome.included(), outcome.reason());
     Publish(std::move(report));

@@ -18,6 +18,7 @@
 #include "models/builtin.h"
 #include "models/safetensors.h"
 #include "server/checkpoint.h"
+#include "server/downlink.h"
 #include "server/internal/async_proto.h"
 #include "server/internal/config_checks.h"
 #include "server/internal/policies.h"
@@ -51,6 +52,9 @@ class Root final : public NodeBase {
 
  private:
   absl::Status LoadModel() {
+    auto publisher = Publisher::Create(c_.compression, c_.run->seed);
+    if (!publisher.ok()) return Annotate(publisher.status(), Where("compression.downlink"));
+    publisher_ = *std::move(publisher);
     std::vector<std::string> warnings;
     auto checkpoint = store_->Load(&warnings);
     for (const std::string& warning : warnings) spdlog::warn("{}", warning);
@@ -63,7 +67,7 @@ class Root final : public NodeBase {
     ASSIGN_OR_RETURN(auto layout, WithPolicies(model->layout, c_.aggregation.policies));
     RETURN_IF_ERROR(MakeOptimizer(layout));
     RETURN_IF_ERROR(MakeSketches(layout, ""));
-    model_ = ModelVersion::Make(0, std::move(layout), std::move(model->bytes));
+    published_ = model_ = ModelVersion::Make(0, std::move(layout), std::move(model->bytes));
     spdlog::info("run \"{}\" starts: model \"{}\", {} tensors, {} elements, SHA-256 {}",
                  c_.run->name, c_.run->model, model_->layout->tensors().size(),
                  model_->layout->elements(), absl::BytesToHexString(model_->sha256));
@@ -157,8 +161,13 @@ class Root final : public NodeBase {
     RETURN_IF_ERROR(MakeOptimizer(checkpoint.model.layout));
     RETURN_IF_ERROR(MakeSketches(checkpoint.model.layout, state.sketches()));
     RETURN_IF_ERROR(optimizer_->Restore({state.optimizer().begin(), state.optimizer().end()}));
-    model_ = ModelVersion::Make(state.version(), checkpoint.model.layout,
-                                std::move(checkpoint.model.bytes));
+    published_ = model_ = ModelVersion::Make(state.version(), checkpoint.model.layout,
+                                             std::move(checkpoint.model.bytes));
+    // Whatever the config says now: this is what clients hold, or will be given to go on from.
+    if (!checkpoint.published.empty()) {
+      published_ =
+          ModelVersion::Make(state.version(), model_->layout, std::move(checkpoint.published));
+    }
     round_ = state.round();
     finished_ = state.finished() && state.round() >= c_.run->rounds;
     collector_->SetLastOutcome(state.version(), {state.children().begin(), state.children().end()});
@@ -246,10 +255,11 @@ class Root final : public NodeBase {
     spec.set_round(kind == v1::TRAIN ? round_ + 1 : round_);
     spec.set_kind(kind);
     spec.set_seed(c_.run->seed);
-    spec.set_base_version(model_->version);
-    spec.set_base_sha256(model_->sha256);
+    spec.set_base_version(published_->version);
+    spec.set_base_sha256(published_->sha256);
     spec.set_layout_hash(model_->layout->hash());
     *spec.mutable_grid() = grid_.ToProto();
+    spec.set_downlink_codec(publisher_->codec());
     spec.set_codec(compression::WithAgreedStep(c_.compression.codec, largest_));
     spec.set_cohort_fraction(c_.cohort.fraction);
     if (c_.cohort.count > 0) {
@@ -283,7 +293,7 @@ class Root final : public NodeBase {
     // machine, the config's minimum says how many must be present.
     const uint32_t minimum = kind == v1::TRAIN && c_.cohort.fraction >= 1 ? c_.cohort.minimum : 1;
     const absl::Status status = collector_->Begin(
-        spec_, grid_, minimum, absl::Seconds(c_.straggler.rejoin_grace_s), model_);
+        spec_, grid_, minimum, absl::Seconds(c_.straggler.rejoin_grace_s), published_);
     if (!status.ok()) End(v1::Stop::FAILED, Text(status), status);
   }
 
@@ -291,6 +301,7 @@ class Root final : public NodeBase {
     if (ending()) return;
     if (spec_.kind() == v1::EVALUATE) {
       report_.evaluation = MetricMeans(round.metrics);
+      report_.collected.bytes.AddModels(round.bytes);
       collector_->Finish(true, true, "");
       Publish(report_);
       AfterRound();
@@ -329,6 +340,7 @@ class Root final : public NodeBase {
     report_.why_not = why;
     report_.seconds = absl::ToDoubleSeconds(loop_.Now() - round_started_);
     report_.model_sha256 = absl::BytesToHexString(model_->sha256);
+    report_.published_sha256 = absl::BytesToHexString(published_->sha256);
     collector_->Finish(false, false, why);
     Publish(report_);
     // Of an asynchronous run rounds are versions: the same is tried again.
@@ -347,6 +359,7 @@ class Root final : public NodeBase {
   struct Applied {
     absl::Status status;
     std::shared_ptr<const ModelVersion> model;
+    std::shared_ptr<const ModelVersion> published;
     double apply = 0;
     double commit = 0;
   };
@@ -374,6 +387,7 @@ class Root final : public NodeBase {
                                    model_->bytes, next);
     if (!out.status.ok()) return out;
     out.model = ModelVersion::Make(spec.round(), model_->layout, std::move(next));
+    out.published = publisher_->Publish(out.model, *published_);
     const absl::Duration applied = clock_.Monotonic();
     out.apply = absl::ToDoubleSeconds(applied - start);
     Passed(spec.round(), "apply");
@@ -393,7 +407,12 @@ class Root final : public NodeBase {
     *state.mutable_counted() = ToProto(counted);
     if (sketches_ != nullptr) state.set_sketches(sketches_->State());
     state.set_finished(spec.round() >= c_.run->rounds);
-    out.status = store_->Save(state, *model_->layout, out.model->bytes);
+    std::span<const uint8_t> published;
+    if (out.published->sha256 != out.model->sha256) {
+      state.set_published_sha256(out.published->sha256);
+      published = out.published->bytes;
+    }
+    out.status = store_->Save(state, *model_->layout, out.model->bytes, published);
     out.commit = absl::ToDoubleSeconds(clock_.Monotonic() - applied);
     Passed(spec.round(), "commit");
     return out;
@@ -421,12 +440,14 @@ class Root final : public NodeBase {
     optimizer_->Commit();
     if (sketches_ != nullptr) sketches_->Commit();
     model_ = out.model;
+    published_ = out.published;
     report_.committed = true;
     report_.collected.phases.apply = out.apply;
     report_.collected.phases.commit = out.commit;
     report_.seconds = absl::ToDoubleSeconds(loop_.Now() - round_started_);
     report_.model_sha256 = absl::BytesToHexString(model_->sha256);
-    collector_->shelf()->Put(model_);
+    report_.published_sha256 = absl::BytesToHexString(published_->sha256);
+    collector_->shelf()->Put(published_);
     collector_->Finish(true, true, "");
     Passed(round_, "publish");
     const bool evaluate = c_.run->evaluate_every > 0 && !shutting_down_ &&
@@ -476,8 +497,10 @@ class Root final : public NodeBase {
   // The clients' mean of the largest element that they encoded, in the round before.
   std::optional<double> largest_;
   std::unique_ptr<CheckpointStore> store_;
+  std::unique_ptr<Publisher> publisher_;
   std::shared_ptr<const ModelVersion> model_;
-  uint64_t round_ = 0;  // the last finished
+  std::shared_ptr<const ModelVersion> published_;  // what clients are given of it
+  uint64_t round_ = 0;                             // the last finished
   bool finished_ = false;
   uint32_t failed_in_a_row_ = 0;
   bool waiting_ = false;

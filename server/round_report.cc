@@ -66,11 +66,14 @@ std::string ToJson(const RoundReport& r) {
                    {"from_aggregators", c.bytes.from_aggregators},
                    {"updates_below", c.bytes.below},
                    {"model_to_clients", c.bytes.model_to_clients},
-                   {"model_to_aggregators", c.bytes.model_to_aggregators}};
+                   {"model_to_aggregators", c.bytes.model_to_aggregators},
+                   {"saved_to_clients", c.bytes.saved_to_clients},
+                   {"saved_to_aggregators", c.bytes.saved_to_aggregators}};
   json["transport"] = r.transport;
   json["codec"] = r.codec;
   json["model_bytes"] = r.model_bytes;
   json["model_sha256"] = r.model_sha256;
+  json["published_sha256"] = r.published_sha256;
   json["metrics"] =
       r.metrics.empty() ? nlohmann::ordered_json::object() : nlohmann::ordered_json(r.metrics);
   if (!r.evaluation.empty()) json["evaluation"] = r.evaluation;

@@ -3,11 +3,10 @@
 
 #include <spdlog/spdlog.h>
 
-#include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "base/status.h"
+#include "server/model_stream.h"
 
 namespace tributary::server {
 namespace {
@@ -148,8 +147,13 @@ class TierChild::Incoming final : public IncomingPartial {
 // ---- The link
 
 TierChild::TierChild(std::unique_ptr<transport::Link> link, v1::TierHello hello,
-                     TierHandler* handler, absl::Duration patience)
-    : link_(std::move(link)), hello_(std::move(hello)), handler_(handler), patience_(patience) {
+                     TierHandler* handler, absl::Duration patience, ModelCounters* counters)
+    : link_(std::move(link)),
+      hello_(std::move(hello)),
+      handler_(handler),
+      patience_(patience),
+      counters_(counters),
+      held_sha256_(hello_.takes_steps() ? hello_.held_sha256() : "") {
   receiver_ = std::thread([this] { Receive(); });
   sender_ = std::thread([this] { SendDown(); });
 }
@@ -297,24 +301,16 @@ void TierChild::SendDown() {
 }
 
 absl::Status TierChild::SendModelNow(const ModelVersion& model) {
-  v1::ModelStreamHeader header;
-  header.set_version(model.version);
-  header.set_sha256(model.sha256);
-  header.set_bytes(model.bytes.size());
-  header.set_layout_hash(model.layout->hash());
-  const uint64_t chunks = (model.bytes.size() + kModelChunkBytes - 1) / kModelChunkBytes;
-  return SendStream(
-      *link_, ModelStreamId(model.version), header.SerializeAsString(), chunks, patience_,
-      [&](uint64_t i, uint8_t* out) {
-        const size_t at = i * kModelChunkBytes;
-        const size_t n = std::min<size_t>(kModelChunkBytes, model.bytes.size() - at);
-        std::memcpy(out, model.bytes.data() + at, n);
-        return n;
-      },
-      [this] {
-        std::lock_guard lock(mu_);
-        return cancelled_;
-      });
+  // Before it is sent: its sum may be back before this thread runs again.
+  const SentBytes bytes = BytesToSend(model, held_sha256_);
+  counters_->sent += bytes.sent;
+  counters_->saved += bytes.saved;
+  RETURN_IF_ERROR(SendModelStream(*link_, model, held_sha256_, patience_, [this] {
+    std::lock_guard lock(mu_);
+    return cancelled_;
+  }));
+  if (hello_.takes_steps()) held_sha256_ = model.sha256;
+  return absl::OkStatus();
 }
 
 }  // namespace tributary::server

@@ -44,12 +44,18 @@ class TierOutbox {
   std::shared_ptr<const ModelVersion> model_;
 };
 
+// Model bytes that went down all links, and what steps in place of models have saved.
+struct ModelCounters {
+  std::atomic<uint64_t> sent{0};
+  std::atomic<uint64_t> saved{0};
+};
+
 // Threads: two of its own. Destroying it cancels the link and joins them; by then the handler has
 // been told of everything that came over it.
 class TierChild {
  public:
   TierChild(std::unique_ptr<transport::Link> link, v1::TierHello hello, TierHandler* handler,
-            absl::Duration patience);
+            absl::Duration patience, ModelCounters* counters);
   ~TierChild();
 
   const v1::TierHello& hello() const { return hello_; }
@@ -76,11 +82,15 @@ class TierChild {
   const v1::TierHello hello_;
   TierHandler* const handler_;
   const absl::Duration patience_;
+  ModelCounters* const counters_;
   const std::shared_ptr<TierOutbox> outbox_ = std::make_shared<TierOutbox>();
   // The receiving thread's own.
   StreamReader reader_;
   std::shared_ptr<Incoming> incoming_;  // whose data is taken
   bool data_began_ = false;
+  // The sending thread's own: what steps can be taken from, the child's own word, then what this
+  // link has brought it. "": models go down whole.
+  std::string held_sha256_;
 
   std::mutex mu_;
   bool cancelled_ = false;             // guarded by mu_

@@ -80,6 +80,7 @@ class FabricTierLinks final : public TierLinks {
     for (const auto& [id, link] : links_) Add(link->stats(), &total);
     return total;
   }
+  SentBytes models_sent() const override { return {counters_.sent, counters_.saved}; }
 
  private:
   using Links = std::map<std::string, std::unique_ptr<TierChild>>;
@@ -139,7 +140,8 @@ class FabricTierLinks final : public TierLinks {
     last_used_ = std::string(link->transport());
     const uint64_t epoch = hello.epoch();
     auto& slot = links_[id];
-    slot = std::make_unique<TierChild>(std::move(link), std::move(hello), handler_, patience_);
+    slot = std::make_unique<TierChild>(std::move(link), std::move(hello), handler_, patience_,
+                                       &counters_);
     if (const auto it = wanted_.find(id); it != wanted_.end()) {
       if (it->second.first == epoch) slot->SendModel(std::move(it->second.second));
       wanted_.erase(it);
@@ -152,6 +154,7 @@ class FabricTierLinks final : public TierLinks {
   std::unique_ptr<transport::Listener> listener_;
   std::vector<LinkPlace> places_;
   std::thread acceptor_;
+  ModelCounters counters_;
   mutable std::mutex mu_;
   Links links_;                                    // guarded by mu_
   std::vector<std::unique_ptr<TierChild>> ended_;  // guarded by mu_

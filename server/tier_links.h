@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/config.h"
+#include "server/downlink.h"
 #include "server/fabrics.h"
 #include "server/model_version.h"
 #include "transport/link.h"
@@ -69,13 +70,14 @@ class TierLinks {
   // The transports of the children's links, "shm" or "shm+tcp"; of the last one where all have
   // ended; empty before the first.
   virtual std::string used() const = 0;
-  // Sends the model to the child of this epoch as soon as its link is up; a newer model replaces
-  // one not yet begun.
+  // Sends the model to the child of this epoch as soon as its link is up, as steps where some lead
+  // to it from what the child holds; a newer model replaces one not yet begun.
   virtual void SendModel(const std::string& id, uint64_t epoch,
                          std::shared_ptr<const ModelVersion> model) = 0;
   // Forgets the child and cuts its link.
   virtual void Drop(const std::string& id, uint64_t epoch) = 0;
   virtual transport::LinkStats stats() const = 0;  // over all links, ended ones too
+  virtual SentBytes models_sent() const = 0;       // likewise
 };
 
 }  // namespace tributary::server

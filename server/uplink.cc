@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <condition_variable>
-#include <cstring>
 #include <functional>
 #include <mutex>
 #include <optional>
@@ -17,6 +16,7 @@
 #include "base/status.h"
 #include "server/fabrics.h"
 #include "server/forwarder.h"
+#include "server/model_stream.h"
 #include "server/tier_stream.h"
 #include "tributary/v1/client_service.grpc.pb.h"
 
@@ -294,6 +294,8 @@ class GrpcUplink final : public Uplink {
       }
       hello.set_id(options_.id);
       hello.set_epoch(options_.epoch);
+      hello.set_takes_steps(true);
+      hello.set_held_sha256(models_.held_sha256());
       transport::LinkOptions link_options;
       link_options.name = options_.id;
       link_options.hello = hello.SerializeAsString();
@@ -321,6 +323,12 @@ class GrpcUplink final : public Uplink {
         link_ = nullptr;
         // Forward may still send on it: make it fail at once rather than wait.
         shared->Cancel("the link has ended");
+        // A model that came out wrong: who joins anew, holding none, is sent it whole.
+        if (absl::IsDataLoss(status) && models_.held_sha256().empty()) {
+          held_.clear();
+          link_wanted_.reset();
+          if (context_ != nullptr) context_->TryCancel();
+        }
       }
       if (stopping()) return;
       spdlog::warn("link to {}: {}; trying again", address, Text(status));
@@ -331,8 +339,6 @@ class GrpcUplink final : public Uplink {
   absl::Status ReceiveModels(transport::Link& link,
                              const std::shared_ptr<const aggregation::ModelLayout>& layout) {
     StreamReader reader;
-    v1::ModelStreamHeader header;
-    std::vector<uint8_t> bytes;
     while (true) {
       ASSIGN_OR_RETURN(transport::Chunk chunk, link.Receive(absl::InfiniteFuture()));
       ASSIGN_OR_RETURN(const StreamReader::Got got, reader.Feed(chunk));
@@ -343,39 +349,16 @@ class GrpcUplink final : public Uplink {
         forwarder_.Answer(std::move(answer));
         continue;
       }
-      if (got == StreamReader::Got::kHeader) {
-        if (!header.ParseFromString(reader.header()) || header.bytes() != layout->model_bytes() ||
-            header.layout_hash() != layout->hash() ||
-            reader.total() != (header.bytes() + kModelChunkBytes - 1) / kModelChunkBytes) {
-          return absl::InvalidArgumentError(
-              "the parent's model stream does not fit the layout it told us");
-        }
-        bytes.assign(header.bytes(), 0);
-      } else if (got == StreamReader::Got::kData) {
-        const uint64_t at = reader.data_index() * kModelChunkBytes;
-        if (chunk.size() != std::min(kModelChunkBytes, header.bytes() - at)) {
-          return absl::InvalidArgumentError(
-              absl::StrCat("model chunk ", reader.data_index(), " has ", chunk.size(), " bytes"));
-        }
-        std::memcpy(bytes.data() + at, chunk.data(), chunk.size());
-      }
-      if (got == StreamReader::Got::kMoreHeader ||
-          (got == StreamReader::Got::kHeader ? reader.total() > 0
-                                             : reader.data_index() + 1 < reader.total())) {
-        continue;
-      }
-      chunk = transport::Chunk();
-      auto model = ModelVersion::Make(header.version(), layout, std::move(bytes));
-      bytes = {};
-      if (model->sha256 != header.sha256())
-        return absl::DataLossError("the model's SHA-256 is not what was announced");
-      handler_->OnModel(std::move(model));
+      ASSIGN_OR_RETURN(std::shared_ptr<const ModelVersion> model,
+                       models_.Take(layout, reader, got, std::move(chunk)));
+      if (model != nullptr) handler_->OnModel(std::move(model));
     }
   }
 
   const Options options_;
   UplinkHandler* handler_;
-  std::mutex write_mu_;  // one Write at a time; taken before mu_
+  ModelReceiver models_;  // the link thread's own
+  std::mutex write_mu_;   // one Write at a time; taken before mu_
   std::mutex mu_;
   std::condition_variable wake_;
   PhiloxStream jitter_;  // guarded by mu_, as all below

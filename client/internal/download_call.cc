@@ -7,6 +7,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "aggregation/model_delta.h"
 #include "base/checksum.h"
 #include "base/status.h"
 #include "client/internal/framing.h"
@@ -30,7 +31,7 @@ class ModelReceipt {
     return absl::OkStatus();
   }
   bool complete() const { return trailer_seen_; }
-  std::vector<uint8_t> Release() && { return std::move(bytes_); }
+  Downloaded Release() && { return {std::move(bytes_), std::move(chain_)}; }
 
  private:
   absl::Status TakeHeader(const v1::ModelHeader& header) {
@@ -39,21 +40,37 @@ class ModelReceipt {
     if (header.sha256() != target_.request.sha256()) {
       return absl::DataLossError("the aggregator sends another model than was asked for");
     }
-    if (header.layout_hash() != target_.layout_hash) {
+    if (header.layout_hash() != target_.layout->hash()) {
       return absl::DataLossError("the model has another layout than the run");
     }
-    if (header.bytes() != target_.model_bytes) {
-      return absl::DataLossError(absl::StrCat(
-          "the model has ", header.bytes(), " bytes, by the layout it has ", target_.model_bytes));
+    if (header.chain().steps_size() > 0) {
+      RETURN_IF_ERROR(CheckChain(header));
+      chain_ = header.chain();
+    } else if (header.bytes() != target_.layout->model_bytes()) {
+      return absl::DataLossError(absl::StrCat("the model has ", header.bytes(),
+                                              " bytes, by the layout it has ",
+                                              target_.layout->model_bytes()));
     }
-    bytes_.reserve(header.bytes());
+    expected_ = header.bytes();
+    bytes_.reserve(expected_);
     return absl::OkStatus();
+  }
+  absl::Status CheckChain(const v1::ModelHeader& header) const {
+    if (target_.request.held_sha256().empty() ||
+        header.chain().base_sha256() != target_.request.held_sha256()) {
+      return absl::DataLossError("the aggregator sends steps from a model that is not held");
+    }
+    if (aggregation::ChainFits(*target_.layout, header.chain(), header.bytes())) {
+      return absl::OkStatus();
+    }
+    return absl::DataLossError(absl::StrCat(
+        "the ", header.chain().steps_size(), " steps to the model have not the ", header.bytes(),
+        " bytes that are announced, or no fewer than its ", target_.layout->model_bytes()));
   }
   absl::Status TakeData(const PiecedBytes& data) {
     if (!header_seen_ || trailer_seen_) return absl::DataLossError("model data out of order");
-    if (data.size() > target_.model_bytes - bytes_.size()) {
-      return absl::DataLossError(
-          absl::StrCat("the model goes on after its ", target_.model_bytes, " bytes"));
+    if (data.size() > expected_ - bytes_.size()) {
+      return absl::DataLossError(absl::StrCat("the model goes on after its ", expected_, " bytes"));
     }
     for (const ByteSpan piece : data.pieces()) {
       crc32c_ = ExtendCrc32c(crc32c_, piece);
@@ -64,8 +81,8 @@ class ModelReceipt {
   absl::Status TakeTrailer(const v1::ModelTrailer& trailer) {
     if (!header_seen_ || trailer_seen_) return absl::DataLossError("a model trailer out of order");
     trailer_seen_ = true;
-    if (trailer.bytes() != bytes_.size() || bytes_.size() != target_.model_bytes) {
-      return absl::DataLossError(absl::StrCat("of the model's ", target_.model_bytes, " bytes, ",
+    if (trailer.bytes() != bytes_.size() || bytes_.size() != expected_) {
+      return absl::DataLossError(absl::StrCat("of the model's ", expected_, " bytes, ",
                                               bytes_.size(), " came, and its trailer says ",
                                               trailer.bytes()));
     }
@@ -76,6 +93,8 @@ class ModelReceipt {
   }
 
   const DownloadTarget& target_;
+  uint64_t expected_ = 0;  // as announced, and checked
+  v1::DeltaChain chain_;
   std::vector<uint8_t> bytes_;
   uint32_t crc32c_ = 0;
   bool header_seen_ = false;
@@ -105,7 +124,7 @@ class DownloadReactor final : public grpc::ClientBidiReactor<grpc::ByteBuffer, g
   }
   void Cancel() { context_.TryCancel(); }
   bool done() const { return done_.load(std::memory_order_acquire); }
-  absl::StatusOr<std::vector<uint8_t>> Take() {
+  absl::StatusOr<Downloaded> Take() {
     std::lock_guard lock(mu_);
     RETURN_IF_ERROR(status_);
     return std::move(receipt_).Release();
@@ -156,11 +175,11 @@ class DownloadReactor final : public grpc::ClientBidiReactor<grpc::ByteBuffer, g
 
 }  // namespace
 
-absl::StatusOr<std::vector<uint8_t>> Download(const std::shared_ptr<grpc::Channel>& channel,
-                                              const DownloadTarget& target,
-                                              const std::shared_ptr<Mailbox>& mailbox,
-                                              const std::function<bool()>& interrupted,
-                                              std::atomic<uint64_t>* received_bytes) {
+absl::StatusOr<Downloaded> Download(const std::shared_ptr<grpc::Channel>& channel,
+                                    const DownloadTarget& target,
+                                    const std::shared_ptr<Mailbox>& mailbox,
+                                    const std::function<bool()>& interrupted,
+                                    std::atomic<uint64_t>* received_bytes) {
   DownloadReactor reactor(channel, target, mailbox, received_bytes);
   reactor.Start();
   mailbox->Wait(absl::InfiniteDuration(), [&] { return reactor.done() || interrupted(); });
@@ -168,14 +187,15 @@ absl::StatusOr<std::vector<uint8_t>> Download(const std::shared_ptr<grpc::Channe
     reactor.Cancel();
     mailbox->Wait(absl::InfiniteDuration(), [&] { return reactor.done(); });
   }
-  ASSIGN_OR_RETURN(std::vector<uint8_t> bytes, reactor.Take());
+  ASSIGN_OR_RETURN(Downloaded got, reactor.Take());
+  if (got.chain.steps_size() > 0) return got;
   // Here, not where the bytes come: gRPC's few threads serve every client of the process.
-  if (const std::string sha256 = Sha256Of(bytes); sha256 != target.request.sha256()) {
+  if (const std::string sha256 = Sha256Of(got.bytes); sha256 != target.request.sha256()) {
     return absl::DataLossError(absl::StrCat("the model's SHA-256 is ",
                                             absl::BytesToHexString(sha256), ", the task says ",
                                             absl::BytesToHexString(target.request.sha256())));
   }
-  return bytes;
+  return got;
 }
 
 }  // namespace tributary::client::internal

@@ -7,9 +7,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "aggregation/grid.h"
-#include "base/checksum.h"
 #include "base/status.h"
-#include "client/internal/download_call.h"
 #include "client/internal/encode.h"
 #include "compression/agreed.h"
 
@@ -211,62 +209,6 @@ void Participant::Handle(v1::Task task, uint64_t sequence) {
   } else {
     Evaluate(work, key);
   }
-}
-
-void Participant::Keep(std::vector<uint8_t> bytes, const std::string& sha256) {
-  model_ = std::make_shared<const std::vector<uint8_t>>(std::move(bytes));
-  model_sha256_ = sha256;
-  mailbox_->SetHeld(sha256);
-}
-
-absl::StatusOr<ModelBytes> Participant::FetchModel(v1::Task* task, const TaskKey& key) {
-  if (!options_.wants_model) return ModelBytes();
-  if (model_ != nullptr && model_sha256_ == key.base_sha256 &&
-      model_->size() == layout_->model_bytes()) {
-    return model_;
-  }
-  const std::string& inlined = task->model();
-  if (!inlined.empty() || layout_->model_bytes() == 0) {
-    std::vector<uint8_t> bytes(inlined.begin(), inlined.end());
-    if (bytes.size() == layout_->model_bytes() && Sha256Of(bytes) == key.base_sha256) {
-      Keep(std::move(bytes), key.base_sha256);
-      return model_;
-    }  // else it was damaged: the whole one may be had
-  }
-  return DownloadModel(key, task->spec().has_asynchronous());
-}
-
-absl::StatusOr<ModelBytes> Participant::DownloadModel(const TaskKey& key, bool asynchronous) {
-  mailbox_->SetWork(key.round, "download");
-  model_ = nullptr;  // room for the next one
-  model_sha256_.clear();
-  mailbox_->SetHeld("");
-  DownloadTarget target;
-  target.request.set_run(run_);
-  target.request.set_id(options_.id);
-  target.request.set_sha256(key.base_sha256);
-  target.model_bytes = layout_->model_bytes();
-  target.layout_hash = layout_->hash();
-  absl::Status error;
-  for (uint32_t attempt = 1; attempt <= options_.upload_attempts; ++attempt) {
-    const Uplink uplink = mailbox_->uplink();
-    const auto interrupted = [&] {
-      return mailbox_->Over(key) || mailbox_->Lost(uplink.generation);
-    };
-    if (interrupted()) return absl::CancelledError("the round is over or the session lost");
-    absl::StatusOr<std::vector<uint8_t>> bytes =
-        Download(uplink.channel, target, mailbox_, interrupted, &counters_.downloaded_bytes);
-    if (bytes.ok()) {
-      Keep(*std::move(bytes), key.base_sha256);
-      return model_;
-    }
-    error = bytes.status();
-    // Another version has been made since: declined, it is given a task for that.
-    if (asynchronous && absl::IsNotFound(error)) break;
-    Pause(Backoff(attempt), interrupted);
-  }
-  return Annotate(error, absl::StrCat("the base model could not be fetched in ",
-                                      options_.upload_attempts, " attempts"));
 }
 
 void Participant::Evaluate(const TrainTask& task, const TaskKey& key) {

@@ -55,14 +55,20 @@ class Participant final : public Client {
 
   // --- Tasks.
   std::string WhyNotMine(const v1::RoundSpec& spec) const;  // "": it is
-  absl::StatusOr<ModelBytes> FetchModel(v1::Task* task, const TaskKey& key);
-  absl::StatusOr<ModelBytes> DownloadModel(const TaskKey& key, bool asynchronous);
-  void Keep(std::vector<uint8_t> bytes, const std::string& sha256);
   void Train(const TrainTask& task, const TaskKey& key);
   void Evaluate(const TrainTask& task, const TaskKey& key);
   absl::StatusOr<EncodedDelta> EncodeResult(const TrainTask& task, TrainResult result);
   void Report(v1::Report report, const TaskKey& key);
   void Decline(const TaskKey& key, const std::string& why);
+
+  // --- Models (participant_model.cc).
+  absl::StatusOr<ModelBytes> FetchModel(v1::Task* task, const TaskKey& key);
+  absl::StatusOr<ModelBytes> DownloadModel(const TaskKey& key, bool asynchronous);
+  // Takes the steps from the model held to the task's base. Not OK (the trainer is told why): they
+  // do not lead there, and no model is held any more.
+  absl::Status Advance(const v1::DeltaChain& chain, ByteSpan deltas, const TaskKey& key);
+  void Keep(std::vector<uint8_t> bytes, const std::string& sha256);
+  void DropModel();
 
   // --- Uploads (participant_upload.cc).
   enum class Next { kDone, kAgain, kLeft };
@@ -89,6 +95,7 @@ class Participant final : public Client {
   std::shared_ptr<const aggregation::ModelLayout> layout_;
   ModelBytes model_;
   std::string model_sha256_;
+  int bad_chains_ = 0;  // steps in a row that did not lead to the base model
   std::string codec_spec_;
   std::shared_ptr<const compression::CodecPolicy> codec_;
   std::weak_ptr<const Segments>

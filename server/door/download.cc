@@ -1,7 +1,9 @@
-// One download: header, the model's bytes in place, trailer.
+// One download: header, the bytes of the model or of the steps to it in place, trailer.
 #include <algorithm>
 
+#include "base/checksum.h"
 #include "server/door/reactors.h"
+#include "server/downlink.h"
 
 namespace tributary::server::door {
 namespace {
@@ -21,26 +23,39 @@ DownloadReactor* DownloadReactor::Start(DoorState* door, const grpc::ByteBuffer*
   auto model = door->shelf->Current();
   if (!parsed || model == nullptr ||
       (!wanted.sha256().empty() && wanted.sha256() != model->sha256)) {
-    auto* reactor = new DownloadReactor(door, nullptr);
+    auto* reactor = new DownloadReactor(door, nullptr, "");
     reactor->Finish(
         parsed ? grpc::Status(grpc::StatusCode::NOT_FOUND,
                               "that model is not the current one; wait for the next task")
                : grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "not a DownloadRequest"));
     return reactor;
   }
-  auto* reactor = new DownloadReactor(door, model);
+  auto* reactor = new DownloadReactor(door, model, wanted.held_sha256());
   v1::DownloadResponse head;
-  head.mutable_header()->set_version(model->version);
-  head.mutable_header()->set_sha256(model->sha256);
-  head.mutable_header()->set_bytes(model->bytes.size());
-  head.mutable_header()->set_layout_hash(model->layout->hash());
+  *head.mutable_header() = reactor->header_;
   reactor->message_ = ToByteBuffer(head);
   reactor->StartWrite(&reactor->message_);
   return reactor;
 }
 
-DownloadReactor::DownloadReactor(DoorState* door, std::shared_ptr<const ModelVersion> model)
-    : door_(door), model_(std::move(model)) {}
+DownloadReactor::DownloadReactor(DoorState* door, std::shared_ptr<const ModelVersion> model,
+                                 const std::string& held_sha256)
+    : door_(door), model_(std::move(model)) {
+  if (model_ == nullptr) return;
+  // What was never published, or is too old, is no step's base: the whole model it is.
+  const auto steps = StepsFrom(*model_, held_sha256);
+  header_.set_version(model_->version);
+  header_.set_sha256(model_->sha256);
+  header_.set_layout_hash(model_->layout->hash());
+  if (steps.empty()) {
+    header_.set_bytes(model_->bytes.size());
+    data_.emplace_back(model_->bytes);
+    return;
+  }
+  header_.set_bytes(ChainBytes(steps));
+  *header_.mutable_chain() = ChainMessage(steps, /*names=*/false);
+  for (const auto& step : steps) data_.emplace_back(step->bytes);
+}
 
 void DownloadReactor::OnWriteDone(bool ok) {
   if (!ok) {
@@ -51,24 +66,36 @@ void DownloadReactor::OnWriteDone(bool ok) {
 }
 
 void DownloadReactor::Next() {
-  if (stage_ == Stage::kData && at_ < model_->bytes.size()) {
-    const size_t n = std::min(kDataBytes, model_->bytes.size() - at_);
-    message_ = DataMessage(ByteSpan(model_->bytes).subspan(at_, n), model_);
-    at_ += n;
-    door_->counters.download_bytes += n;
+  PiecedBytes message;
+  while (next_ < data_.size() && message.size() < kDataBytes) {
+    ByteSpan& left = data_[next_];
+    const ByteSpan piece = left.first(std::min(left.size(), kDataBytes - message.size()));
+    message.Append(piece);
+    left = left.subspan(piece.size());
+    if (left.empty()) ++next_;
+  }
+  if (message.size() > 0) {
+    // A whole model's is known; it is much the longer to compute.
+    if (header_.chain().steps_size() > 0) {
+      for (const ByteSpan piece : message.pieces()) crc32c_ = ExtendCrc32c(crc32c_, piece);
+    }
+    message_ = DataMessage(message, model_);
+    door_->counters.download_bytes += message.size();
     StartWrite(&message_);
     return;
   }
   if (stage_ == Stage::kData) {
     stage_ = Stage::kFinish;
+    const bool whole = header_.chain().steps_size() == 0;
     v1::DownloadResponse tail;
-    tail.mutable_trailer()->set_bytes(model_->bytes.size());
-    tail.mutable_trailer()->set_crc32c(model_->crc32c);
+    tail.mutable_trailer()->set_bytes(header_.bytes());
+    tail.mutable_trailer()->set_crc32c(whole ? model_->crc32c : crc32c_);
     message_ = ToByteBuffer(tail);
     StartWrite(&message_);
     return;
   }
   door_->counters.downloads += 1;
+  door_->counters.saved_bytes += model_->bytes.size() - header_.bytes();
   door_->counters.download_nanos += absl::ToInt64Nanoseconds(MonotonicNow() - started_);
   door_->handler->OnDownloaded();
   Finish(grpc::Status::OK);

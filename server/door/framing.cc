@@ -85,22 +85,23 @@ grpc::ByteBuffer ToByteBuffer(const google::protobuf::Message& message) {
   return grpc::ByteBuffer(&slice, 1);
 }
 
-grpc::ByteBuffer DataMessage(ByteSpan bytes, std::shared_ptr<const void> owner) {
+grpc::ByteBuffer DataMessage(const PiecedBytes& data, const std::shared_ptr<const void>& owner) {
   std::string prefix(1, static_cast<char>(kSegmentsTag));
-  uint64_t length = bytes.size();
+  uint64_t length = data.size();
   while (length >= 0x80) {
     prefix.push_back(static_cast<char>((length & 0x7f) | 0x80));
     length >>= 7;
   }
   prefix.push_back(static_cast<char>(length));
-  auto* holder = new std::shared_ptr<const void>(std::move(owner));
-  const grpc::Slice slices[2] = {
-      grpc::Slice(prefix),
-      // gRPC only reads the memory; its C type is not const.
-      grpc::Slice(
-          const_cast<uint8_t*>(bytes.data()), bytes.size(),
-          [](void* p) { delete static_cast<std::shared_ptr<const void>*>(p); }, holder)};
-  return grpc::ByteBuffer(slices, 2);
+  std::vector<grpc::Slice> slices = {grpc::Slice(prefix)};
+  for (const ByteSpan piece : data.pieces()) {
+    auto* holder = new std::shared_ptr<const void>(owner);
+    slices.emplace_back(
+        // gRPC only reads the memory; its C type is not const.
+        const_cast<uint8_t*>(piece.data()), piece.size(),
+        [](void* p) { delete static_cast<std::shared_ptr<const void>*>(p); }, holder);
+  }
+  return grpc::ByteBuffer(slices.data(), slices.size());
 }
 
 }  // namespace tributary::server::door

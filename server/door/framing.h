@@ -38,7 +38,8 @@ absl::StatusOr<UploadMessage> ParseUploadMessage(const PiecedBytes& message);
 
 // Serialises `message` into one slice.
 grpc::ByteBuffer ToByteBuffer(const google::protobuf::Message& message);
-// A DownloadResponse whose data field is `bytes`, uncopied; `owner` lives as long as gRPC needs it.
-grpc::ByteBuffer DataMessage(ByteSpan bytes, std::shared_ptr<const void> owner);
+// A DownloadResponse whose data field is the pieces, uncopied; `owner` lives as long as gRPC needs
+// it.
+grpc::ByteBuffer DataMessage(const PiecedBytes& data, const std::shared_ptr<const void>& owner);
 
 }  // namespace tributary::server::door

@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "server/door/framing.h"
 #include "server/front_door.h"
@@ -120,12 +121,17 @@ class DownloadReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
   void OnDone() override { delete this; }
 
  private:
-  DownloadReactor(DoorState* door, std::shared_ptr<const ModelVersion> model);
+  // The model's own bytes, or those of the steps from what the client holds.
+  DownloadReactor(DoorState* door, std::shared_ptr<const ModelVersion> model,
+                  const std::string& held_sha256);
   void Next();
   DoorState* door_;
-  std::shared_ptr<const ModelVersion> model_;
+  std::shared_ptr<const ModelVersion> model_;  // keeps the data alive
+  std::vector<ByteSpan> data_;                 // what is left to send
+  size_t next_ = 0;                            // of data_
+  v1::ModelHeader header_;
+  uint32_t crc32c_ = 0;  // of what was sent
   grpc::ByteBuffer message_;
-  size_t at_ = 0;
   enum class Stage { kData, kFinish } stage_ = Stage::kData;
   absl::Duration started_ = MonotonicNow();
 };

@@ -49,6 +49,12 @@ void FakeAggregator::SetModel(std::string bytes, uint64_t version) {
   model_version_ = version;
 }
 
+void FakeAggregator::SetSteps(v1::DeltaChain chain, std::string deltas) {
+  std::lock_guard lock(mu_);
+  chain_ = std::move(chain);
+  deltas_ = std::move(deltas);
+}
+
 void FakeAggregator::SetJoined(v1::Joined joined) {
   std::lock_guard lock(mu_);
   joined_ = std::move(joined);
@@ -142,6 +148,10 @@ int FakeAggregator::downloads() {
   std::lock_guard lock(mu_);
   return downloads_;
 }
+std::vector<std::string> FakeAggregator::helds() {
+  std::lock_guard lock(mu_);
+  return helds_;
+}
 bool FakeAggregator::WaitForJoins(size_t n) {
   return Wait([&] { return joins_.size() >= n; });
 }
@@ -222,12 +232,13 @@ grpc::Status FakeAggregator::Session(grpc::ServerContext* context, SessionStream
 grpc::Status FakeAggregator::Download(grpc::ServerContext*, const v1::DownloadRequest* request,
                                       grpc::ServerWriter<v1::DownloadResponse>* writer) {
   DownloadScript script;
-  std::string model;
+  std::string model, deltas;
   uint64_t version = 0;
   v1::ModelHeader header;
   {
     std::lock_guard lock(mu_);
     ++downloads_;
+    helds_.push_back(request->held_sha256());
     changed_.notify_all();
     if (!download_scripts_.empty()) {
       script = download_scripts_.front();
@@ -235,11 +246,16 @@ grpc::Status FakeAggregator::Download(grpc::ServerContext*, const v1::DownloadRe
     }
     model = model_;
     version = model_version_;
+    deltas = deltas_;
+    if (chain_.steps_size() > 0 && request->held_sha256() == chain_.base_sha256()) {
+      *header.mutable_chain() = chain_;
+    }
     header.set_layout_hash(joined_.layout_hash());
   }
   if (request->sha256() != Sha256Of(Bytes(model)) || script.fault == DownloadScript::kNotFound) {
     return {grpc::StatusCode::NOT_FOUND, "not the current model"};
   }
+  if (header.chain().steps_size() > 0) model = deltas;
   header.set_version(version);
   header.set_sha256(request->sha256());
   header.set_bytes(model.size());

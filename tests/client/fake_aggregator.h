@@ -51,6 +51,8 @@ class FakeAggregator final : public v1::Aggregator::Service {
 
   // --- Script, before the client comes or while it is there.
   void SetModel(std::string bytes, uint64_t version = 0);
+  // Who says that it holds the chain's base is sent the chain in place of the model.
+  void SetSteps(v1::DeltaChain chain, std::string deltas);
   void SetJoined(v1::Joined joined);
   // Sent to every session right after Joined, as an aggregator does while a round is open.
   void SetOpenTask(v1::Task task);
@@ -75,6 +77,7 @@ class FakeAggregator final : public v1::Aggregator::Service {
   std::vector<v1::Heartbeat> heartbeats();
   std::vector<std::string> leaves();
   int downloads();
+  std::vector<std::string> helds();  // what each download said was held
   bool WaitForJoins(size_t n);
   bool WaitForUploads(size_t n);  // whole ones and broken ones that have been answered
   bool WaitForReports(size_t n);
@@ -102,6 +105,9 @@ class FakeAggregator final : public v1::Aggregator::Service {
   std::condition_variable changed_;
   std::string model_;
   uint64_t model_version_ = 0;
+  v1::DeltaChain chain_;
+  std::string deltas_;
+  std::vector<std::string> helds_;
   v1::Joined joined_;
   std::unique_ptr<v1::Task> open_task_;
   std::deque<v1::SessionResponse> join_answers_;

@@ -106,6 +106,15 @@ class RecordingTrainer final : public Trainer {
     changed_.notify_all();
   }
 
+  void OnNotice(const std::string& notice) override {
+    std::lock_guard lock(mu_);
+    notices_.push_back(notice);
+  }
+
+  std::vector<std::string> notices() {
+    std::lock_guard lock(mu_);
+    return notices_;
+  }
   std::vector<uint64_t> rounds() {
     std::lock_guard lock(mu_);
     return rounds_;
@@ -134,6 +143,7 @@ class RecordingTrainer final : public Trainer {
   std::vector<uint64_t> rounds_;
   std::vector<std::string> bases_;
   std::vector<RoundOutcome> outcomes_;
+  std::vector<std::string> notices_;
 };
 
 // A client whose Run goes on in a thread until it ends or Stop.

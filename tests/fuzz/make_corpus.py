@@ -29,7 +29,7 @@ def segment(tensor, codec, parameter, first, count, payload):
 
 def main():
     golden, corpus = map(pathlib.Path, sys.argv[1:])
-    for folder in ("codec", "update", "chunk", "link"):
+    for folder in ("codec", "update", "chunk", "delta", "link"):
         (corpus / folder).mkdir(parents=True, exist_ok=True)
         for found in (pathlib.Path(__file__).parent / "found" / folder).glob("*"):
             (corpus / folder / f"found_{found.name}").write_bytes(found.read_bytes())
@@ -41,6 +41,9 @@ def main():
             (corpus / "codec" / f"{name}.{cut}").write_bytes(
                 struct.pack("<HHII", codec, cut, parameter, 600) + payload)
         (corpus / "update" / name).write_bytes(zeros + ints + segment(2, codec, parameter, 0, 600, payload))
+        (corpus / "delta" / name).write_bytes(zeros + segment(2, codec, parameter, 0, 600, payload)
+                                              + segment(3, codec, parameter, 0, 600, payload))
+    (corpus / "delta" / "plain").write_bytes(segment(1, 0, 0, 0, 3, struct.pack("<3q", 1, -2, 3)) + segment(3, 0, 0, 0, 600, bytes(1200)))
     for path in sorted((golden / "link").glob("*.bin")):
         (corpus / "link" / path.stem).write_bytes(path.read_bytes())
     strangers = {"http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
