@@ -56,6 +56,24 @@ std::string WhyNotDown(const compression::Codec& codec) {
   return "";
 }
 
+// Why this stage, or these parameters, are for updates only; "" where they are not.
+std::string WhyNotStage(absl::string_view stage) {
+  if (absl::StartsWith(stage, "ef21")) {
+    return "ef21 keeps an estimate of each client's own, and there is one way down for all; leave "
+           "it out";
+  }
+  if (absl::StartsWith(stage, "dct")) {
+    return "dct is of updates, whose sum the root transforms back; leave it out";
+  }
+  if (absl::StartsWith(stage, "ef(") || absl::StartsWith(stage, "ef (")) {
+    return "the way down feeds back all that was lost, without decay or momentum; leave ef out";
+  }
+  if (absl::StrContains(stage, "gain=")) {
+    return "a gain overshoots what was lost, which the way down feeds back whole; leave gain out";
+  }
+  return "";
+}
+
 absl::Status CheckChain(absl::string_view chain) {
   const std::vector<absl::string_view> stages = absl::StrSplit(chain, '|');
   const absl::string_view first = absl::StripAsciiWhitespace(stages[0]);
@@ -63,10 +81,7 @@ absl::Status CheckChain(absl::string_view chain) {
   std::string why = WhyNotDown(*codec);
   if (codec->SharedFraction(1) > 0) why = "a step is encoded tensor by tensor: leave out across";
   for (const absl::string_view stage : stages) {
-    const absl::string_view name = absl::StripAsciiWhitespace(stage);
-    if (absl::StartsWith(name, "dct") || absl::StartsWith(name, "ef21")) {
-      why = absl::StrCat(name, " is for updates, whose sum the root takes back: leave it out");
-    }
+    if (why.empty()) why = WhyNotStage(absl::StripAsciiWhitespace(stage));
   }
   if (why.empty()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("codec \"", chain, "\": ", why));
