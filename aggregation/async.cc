@@ -248,11 +248,15 @@ void AsyncMachine::StopCollecting(Actions* actions) {
   }
 }
 
-// Nobody is left from whom more could come before the next version. Of a rack's clients nothing is
-// known.
+// Nobody is left from whom more could come before the next buffer. Of a rack's clients nothing is
+// known; but one whose sum is in, or was refused, sends no more. Where all were refused the buffer
+// is closed with nothing in it, and opened again.
 bool AsyncMachine::Everyone() const {
-  return plan_.buffer > 0 && aggregators_.empty() && busy_ == 0 && free_.empty() &&
-         receiving_.empty() && folding_ == 0 && !in_buffer_.empty();
+  for (const std::string& id : aggregators_) {
+    if (members_.at(id).tasked && !sums_in_.contains(id)) return false;
+  }
+  return plan_.buffer > 0 && busy_ == 0 && free_.empty() && receiving_.empty() && folding_ == 0 &&
+         (!in_buffer_.empty() || !aggregators_.empty());
 }
 
 void AsyncMachine::HandOut(Actions* actions) {

@@ -221,7 +221,7 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   aggregation::Admission OfferUpdate(const v1::UploadHeader& header);
   aggregation::Admission OfferPartial(const v1::PartialSumHeader& header);
   bool CommitPartial(uint64_t ticket);
-  void SumRefused(const v1::PartialSumHeader& header, const std::string& why);
+  void SumRefused(const v1::PartialSumHeader& header);
   void AttemptAborted(uint64_t ticket);
   void AttemptRefused(uint64_t ticket, const std::string& reason);
   void AttemptFolded(uint64_t ticket);

@@ -50,20 +50,13 @@ bool Collector::CommitPartial(uint64_t ticket) {
   return verdict.kind == AsyncMachine::Verdict::Kind::kFold;
 }
 
-// The rack waits for the outcome of its sum, and may be the only one from whom more can come: it is
-// told, and collects anew.
-void Collector::SumRefused(const v1::PartialSumHeader& header, const std::string& why) {
-  const auto current = [&] {
-    return buffering_ && header.round() == async_spec_.round() &&
-           header.buffer_attempt() == async_spec_.asynchronous().attempt();
-  };
-  if (!current()) return;
-  auto response = std::make_shared<v1::SessionResponse>();
-  response->mutable_outcome()->set_round(header.round());
-  response->mutable_outcome()->set_reason(why);
-  children_.at(header.id()).session->Send(std::move(response));
+// Nothing more comes from the rack before the next buffer.
+void Collector::SumRefused(const v1::PartialSumHeader& header) {
+  if (!buffering_ || header.round() != async_spec_.round() ||
+      header.buffer_attempt() != async_spec_.asynchronous().attempt()) {
+    return;
+  }
   ActAsync(async_->Declined(header.id(), header.epoch(), loop_->Now()));
-  if (current()) ActAsync(async_->Joined({header.id(), true, header.epoch()}, loop_->Now()));
 }
 
 void Collector::AttemptAborted(uint64_t ticket) {

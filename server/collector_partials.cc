@@ -84,7 +84,7 @@ void Collector::PartialStart(const std::shared_ptr<IncomingPartial>& partial) {
     if (child == children_.end() || child->second.epoch != header.epoch()) return;
     UndoHalf(header.id());
     if (async_ != nullptr) {
-      SumRefused(header, why);
+      SumRefused(header);
       return;
     }
     // Nothing else is to come from it this round: it need not be awaited.

@@ -388,11 +388,25 @@ TEST_F(AsyncTiers, ASumOfAnEarlierAttemptAtTheVersionIsOfNoUse) {
   m_.Declined("r0", 1, At(1));
   m_.Declined("r1", 1, At(1));
   ASSERT_TRUE(m_.closed());
+  EXPECT_THAT(m_.Result().contributions, IsEmpty());
   m_.Settle(false);
   plan_.attempt = 1;
   Open(0, 2);
   EXPECT_EQ(m_.OfferSum("r0", 1, 0, 0, 5, {{"a", 0, 0, 5}}, At(3)).verdict, Verdict::kStale);
   EXPECT_EQ(m_.OfferSum("r0", 1, 0, 1, 5, {{"a", 0, 0, 5}}, At(3)).verdict, Verdict::kAdmit);
+}
+
+// Found by the simulation: the only rack's sum repeated an update, and nothing came any more.
+TEST_F(AsyncTiers, WhereEveryRacksSumIsRefusedTheBufferIsOpenedAgain) {
+  AsyncMachine m;
+  m.Joined({.id = "r0", .aggregator = true, .epoch = 1}, At(0));
+  m.Restore({{.id = "a", .base = 3}}, 4);
+  m.Open(plan_, 4, At(0));
+  EXPECT_EQ(m.OfferSum("r0", 1, 4, 0, 5, {{"a", 3, 1, 5}}, At(1)).reason, "duplicate_clients");
+  EXPECT_THAT(Text(m.Declined("r0", 1, At(1))), ElementsAre("closed"));
+  m.Settle(false);
+  plan_.attempt = 1;
+  EXPECT_THAT(Text(m.Open(plan_, 4, At(2))), ElementsAre("task r0"));
 }
 
 TEST_F(AsyncTiers, ARackThatSaysWhatItHasTakesPartWhateverItSaidBefore) {

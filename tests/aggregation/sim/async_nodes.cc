@@ -280,16 +280,7 @@ void AsyncScenario::SumArrives(AsyncNode& rack, uint64_t rack_process, uint64_t 
     Rearm(node);
     if (a.verdict == aggregation::Verdict::kDuplicate) return;
     if (!node.buffering || buffer != Buffer{node.version, node.attempt}) return;
-    const auto session = node.sessions.find(rack.id);
-    if (session == node.sessions.end() || session->second->epoch != rack_epoch) return;
-    // It may be the only one from whom more can come: it is told, and collects anew.
-    Down(node, rack, session->second,
-         [this, &rack, buffer] { TakeRackOutcome(rack, buffer.version, false); });
     Act(node, node.machine->Declined(rack.id, rack_epoch, world_.now()));
-    if (node.buffering && buffer == Buffer{node.version, node.attempt}) {
-      Act(node, node.machine->Joined({.id = rack.id, .aggregator = true, .epoch = rack_epoch},
-                                     world_.now()));
-    }
     return;
   }
   AsyncAttempt& attempt = node.attempts[a.ticket];
