@@ -121,6 +121,10 @@ absl::StatusOr<int> Process::Wait(absl::Duration limit) {
 bool Process::Running() { return !Wait(absl::ZeroDuration()).ok(); }
 
 bool Process::Holds(int signal) const {
+  // Between fork and exec it is this program still, which may hold back all signals for a moment.
+  std::error_code error;
+  const auto program = std::filesystem::read_symlink(absl::StrCat("/proc/", pid_, "/exe"), error);
+  if (error || program == std::filesystem::read_symlink("/proc/self/exe", error)) return false;
   std::ifstream status(absl::StrCat("/proc/", pid_, "/status"));
   for (std::string line; std::getline(status, line);) {
     uint64_t held = 0;  // bit 0 is signal 1

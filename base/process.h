@@ -31,7 +31,8 @@ class Process {
   // The exit code (128 + signal where it was killed). DEADLINE_EXCEEDED while it runs on.
   absl::StatusOr<int> Wait(absl::Duration limit);
   bool Running();
-  // Whether its main thread holds this signal back now; false where it has ended.
+  // Whether its main thread holds this signal back now; false where it has ended, or is not yet
+  // the program it was started for.
   bool Holds(int signal) const;
   // Over its life, once Wait has returned its exit code; before that, 0.
   double cpu_seconds() const { return cpu_seconds_; }  // user + system
