@@ -53,7 +53,6 @@ Arm::~Arm() = default;
 ArmResult Arm::Run() {
   BeginRound();
   core_.Run();
-  result_.virtual_s = now_s();
   result_.network = core_.stats();
   result_.trace = core_.trace();
   for (const auto& rack : racks_) result_.degraded += rack->pace.Degraded().size();

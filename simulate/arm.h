@@ -27,7 +27,7 @@ struct ArmResult {
   uint64_t carried = 0;         // of them late ones
   uint64_t dropped = 0;   // trained for nothing: refused as late, or called away to a new task
   uint64_t degraded = 0;  // clients marked slow at the end
-  double virtual_s = 0;   // the whole run
+  double virtual_s = 0;   // until the last round ended
   double staleness = 0;   // asynchronous: versions, the mean over accepted updates
   transport::SimStats network;  // between the tiers
   uint64_t trace = 0;           // equal for equal runs

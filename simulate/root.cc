@@ -110,6 +110,7 @@ void Arm::RootClosed() {
 }
 
 void Arm::Committed(bool success) {
+  result_.virtual_s = now_s();
   if (success) {
     result_.round_s.push_back(absl::ToDoubleSeconds(now() - round_started_));
   } else {
