@@ -18,10 +18,16 @@ namespace {
 
 using roce::FakeCm;
 
-// Both ends of a link ask from threads of their own; the fake is for one at a time.
+// Both ends of a link ask from threads of their own, which may outlive a test's fixture; the fake
+// is for one at a time.
 class LockedCm final : public roce::CmApi {
  public:
-  explicit LockedCm(FakeCm& cm) : cm_(cm) {}
+  FakeCm& fake() { return cm_; }
+  // What is open while nobody asks.
+  int Live() {
+    const std::lock_guard lock(lock_);
+    return static_cast<int>(cm_.live);
+  }
   rdma_event_channel* CreateEventChannel() override {
     lock_.lock();
     rdma_event_channel* channel = cm_.CreateEventChannel();
@@ -45,14 +51,14 @@ class LockedCm final : public roce::CmApi {
   int AckCmEvent(rdma_cm_event* event) override { return cm_.AckCmEvent(event); }
 
  private:
-  FakeCm& cm_;
+  FakeCm cm_;
   std::mutex lock_;  // from a channel's creation to its end
 };
 
 class RoceRoute : public Roce {
  protected:
   RoceRoute() {
-    libraries_.cm = std::make_shared<LockedCm>(cm_);
+    libraries_.cm = locked_;
     // An address beside those of the control socket, 127.0.0.1 (index 1) and ::1.
     ibv_gid_entry other = verbs_->gids[1];
     other.gid_index = 5;
@@ -61,7 +67,7 @@ class RoceRoute : public Roce {
     verbs_->gids.push_back(other);
     cm_.gid = gid;
   }
-  ~RoceRoute() override { EXPECT_EQ(cm_.live, 0); }
+  ~RoceRoute() override { EXPECT_EQ(locked_->Live(), 0); }
   // Makes a link, sends over it, and gives the line that says what it uses.
   std::string LinkLine(const RoceOptions& options = SmallArena()) {
     const LogCapture log;
@@ -75,7 +81,8 @@ class RoceRoute : public Roce {
     return text.substr(at, text.find('\n', at) - at);
   }
 
-  FakeCm cm_;
+  const std::shared_ptr<LockedCm> locked_ = std::make_shared<LockedCm>();
+  FakeCm& cm_ = locked_->fake();
 };
 
 TEST_F(RoceRoute, TheKernelsRoutePicksTheGidAndTheLogSaysSo) {
