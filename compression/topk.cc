@@ -137,7 +137,7 @@ class TopKCodec final : public Codec {
   // Falls by the same factor each round of the warm-up, from `from` in the first to the fraction in
   // the one after it, as in Deep Gradient Compression (Lin et al., ICLR 2018, section 3.3).
   double FractionAt(uint32_t round) const {
-    if (round > options_.warmup) return options_.fraction;
+    if (options_.warmup == 0 || round > options_.warmup) return options_.fraction;
     const double left = static_cast<double>(options_.warmup + 1 - std::max(round, 1u)) /
                         static_cast<double>(options_.warmup);
     return options_.fraction * std::pow(options_.from / options_.fraction, left);
