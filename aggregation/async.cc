@@ -305,7 +305,10 @@ std::vector<std::string> AsyncMachine::Collecting() const {
 AsyncResult AsyncMachine::Result() const {
   AsyncResult result;
   for (const auto& [key, contribution] : in_buffer_) result.contributions.push_back(contribution);
-  std::sort(result.contributions.begin(), result.contributions.end());
+  std::sort(result.contributions.begin(), result.contributions.end(),
+            [](const Contribution& a, const Contribution& b) {
+              return std::pair(a.id, a.base) < std::pair(b.id, b.base);
+            });
   result.weight = weight_;
   result.children.assign(children_.begin(), children_.end());
   result.rejected = rejected_;

@@ -47,7 +47,7 @@ struct Contribution {
   uint64_t base = 0;       // the version that it was trained from
   uint64_t staleness = 0;  // versions that were made since
   uint64_t weight = 0;     // as it was folded: StaleWeight of what it brought
-  auto operator<=>(const Contribution&) const = default;
+  bool operator==(const Contribution&) const = default;
 };
 
 struct AsyncAction {
