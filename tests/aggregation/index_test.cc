@@ -57,8 +57,8 @@ void ExpectPlaces(uint64_t n, std::string spec) {
   for (const auto& [i, v] : expected) deltas[i] = v;
   if (spec == kTopK) {
     // Just those: with more asked for than there are, every zero is looked at closely.
-    spec = absl::StrFormat("topk(%.17g)", (static_cast<double>(expected.size()) + 0.2) /
-                                              static_cast<double>(n));
+    spec = absl::StrFormat("topk(%.17g)",
+                           (static_cast<double>(expected.size()) + 0.2) / static_cast<double>(n));
   }
   const auto policy = compression::CodecPolicy::Parse(spec);
   ASSERT_TRUE(policy.ok()) << policy.status();

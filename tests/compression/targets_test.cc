@@ -39,8 +39,7 @@ Outcome Everything(const Codec& codec, const std::vector<float>& x, double bound
 }
 
 bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() &&
-         (a.empty() || std::memcmp(a.data(), b.data(), 4 * a.size()) == 0);
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), 4 * a.size()) == 0);
 }
 
 TEST(Targets, GiveTheSameBitsInEveryFunction) {
