@@ -33,7 +33,7 @@ struct Reader {
   std::string_view left;
   bool Take(void* to, size_t n) {
     if (left.size() < n) return false;
-    std::memcpy(to, left.data(), n);
+    if (n > 0) std::memcpy(to, left.data(), n);  // `to` is null for no elements
     left.remove_prefix(n);
     return true;
   }
