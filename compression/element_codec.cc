@@ -94,11 +94,16 @@ void ElementCodec::Fold(const PiecedBytes& payload, uint64_t begin, uint64_t cou
 
 void ElementCodec::FoldMany(std::span<const FoldPart> parts, uint64_t count, int fraction_bits,
                             int64_t* acc) const {
+  // fp32's updates are bound by their own bytes: read in long runs, as the CPU prefetches them,
+  // they fold nearly twice as fast as by stretches.
   std::vector<FoldArgs> args;
   for (const FoldPart& part : parts) args.push_back(Args({fraction_bits, part.weight}));
-  ForEachStretch(parts.size(), count, 1, [&](size_t i, uint64_t at, uint64_t n) {
-    FoldRuns(*parts[i].payload, parts[i].begin + at, n, args[i], acc + at);
-  });
+  ForEachStretch(
+      parts.size(), count, 1,
+      [&](size_t i, uint64_t at, uint64_t n) {
+        FoldRuns(*parts[i].payload, parts[i].begin + at, n, args[i], acc + at);
+      },
+      format_.width >= 4 ? count : kStretchElements);
 }
 
 void ElementCodec::FoldRuns(const PiecedBytes& payload, uint64_t begin, uint64_t count,

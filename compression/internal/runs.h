@@ -45,8 +45,9 @@ inline constexpr uint64_t kStretchElements = 2048;
 // fold(part, first element, elements) for each of `parts` parts, stretch by stretch of `count`
 // elements; `block` is a power of two, and no stretch ends within one.
 template <class FoldStretch>
-void ForEachStretch(size_t parts, uint64_t count, uint64_t block, FoldStretch fold) {
-  const uint64_t stretch = std::max<uint64_t>(kStretchElements, block);
+void ForEachStretch(size_t parts, uint64_t count, uint64_t block, FoldStretch fold,
+                    uint64_t stretch = kStretchElements) {
+  stretch = std::max(stretch, block);
   for (uint64_t at = 0; at < count; at += stretch) {
     const uint64_t n = std::min(stretch, count - at);
     for (size_t part = 0; part < parts; ++part) fold(part, at, n);
