@@ -37,8 +37,8 @@ struct Bf16Format {
 #endif
 };
 
-void Bf16Fold(const uint8_t* p, size_t n, const FoldArgs& args, int64_t* acc) {
-  FoldHalves<Bf16Format>(p, n, args, acc);
+void Bf16Fold(const uint8_t* const* p, size_t parts, size_t n, const FoldArgs* args, int64_t* acc) {
+  FoldHalves<Bf16Format>(p, parts, n, args, acc);
 }
 uint32_t Bf16Max(const uint8_t* p, size_t n) { return MaxHalves(p, n); }
 void Bf16Decode(const uint8_t* p, size_t n, float* out) { DecodeHalves<Bf16Format>(p, n, out); }
@@ -67,8 +67,10 @@ std::shared_ptr<const Codec> MakeBf16() {
   format.max_magnitude = [](const uint8_t* p, size_t n) {
     return HWY_DYNAMIC_DISPATCH(Bf16Max)(p, n);
   };
-  format.fold = [](const uint8_t* p, size_t n, const FoldArgs& args, int64_t* acc) {
-    HWY_DYNAMIC_DISPATCH(Bf16Fold)(p, n, args, acc);
+  format.fold = [](const uint8_t* const* p, size_t parts, size_t n, const FoldArgs* args,
+                   int64_t* acc) {
+    HWY_DYNAMIC_DISPATCH(Bf16Fold)
+    (p, parts, n, args, acc);
   };
   format.decode = [](const uint8_t* p, size_t n, float* out) {
     HWY_DYNAMIC_DISPATCH(Bf16Decode)(p, n, out);

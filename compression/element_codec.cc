@@ -1,6 +1,7 @@
 // The codec that an element format makes: checks, walking the pieces, error messages.
 #include "compression/internal/element_codec.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <utility>
@@ -89,30 +90,29 @@ FoldArgs ElementCodec::Args(const GridFold& grid) const {
 
 void ElementCodec::Fold(const PiecedBytes& payload, uint64_t begin, uint64_t count,
                         const GridFold& grid, int64_t* acc) const {
-  FoldRuns(payload, begin, count, Args(grid), acc);
+  const FoldArgs args = Args(grid);
+  ForEachRun(payload, begin * format_.width, format_.width, count,
+             [&](const uint8_t* p, uint64_t units, uint64_t done) {
+               format_.fold(&p, 1, units, &args, acc + done);
+               return true;
+             });
 }
 
 void ElementCodec::FoldMany(std::span<const FoldPart> parts, uint64_t count, int fraction_bits,
                             int64_t* acc) const {
-  // fp32's updates are bound by their own bytes: read in long runs, as the CPU prefetches them,
-  // they fold nearly twice as fast as by stretches.
-  std::vector<FoldArgs> args;
-  for (const FoldPart& part : parts) args.push_back(Args({fraction_bits, part.weight}));
-  ForEachStretch(
-      parts.size(), count, 1,
-      [&](size_t i, uint64_t at, uint64_t n) {
-        FoldRuns(*parts[i].payload, parts[i].begin + at, n, args[i], acc + at);
-      },
-      format_.width >= 4 ? count : kStretchElements);
-}
-
-void ElementCodec::FoldRuns(const PiecedBytes& payload, uint64_t begin, uint64_t count,
-                            const FoldArgs& args, int64_t* acc) const {
-  ForEachRun(payload, begin * format_.width, format_.width, count,
-             [&](const uint8_t* p, uint64_t units, uint64_t done) {
-               format_.fold(p, units, args, acc + done);
-               return true;
-             });
+  std::vector<ByteCursor> cursors;
+  FoldArgs args[kAbreast];
+  for (size_t first = 0; first < parts.size(); first += kAbreast) {
+    cursors.clear();
+    for (const FoldPart& part : parts.subspan(first, std::min(kAbreast, parts.size() - first))) {
+      args[cursors.size()] = Args({fraction_bits, part.weight});
+      cursors.emplace_back(*part.payload, part.begin * format_.width);
+    }
+    ForEachCommonRun(cursors, format_.width, count,
+                     [&](const uint8_t* const* p, uint64_t units, uint64_t done) {
+                       format_.fold(p, cursors.size(), units, args, acc + done);
+                     });
+  }
 }
 
 void ElementCodec::Decode(const PiecedBytes& payload, std::span<float> out) const {

@@ -90,19 +90,32 @@ class Int8Codec final : public Codec {
 
   void Fold(const PiecedBytes& payload, uint64_t begin, uint64_t count, const GridFold& grid,
             int64_t* acc) const override {
-    const FoldArgs args = MakeFoldArgs(grid, [](double) { return 0; });
-    ForEachBlockRun(payload, begin, count, block_,
-                    [&](const uint8_t* p, uint64_t blocks, size_t length, uint64_t done) {
-                      Int8Fold(p, blocks, length, args, acc + done);
-                      return true;
-                    });
+    const FoldPart part = {&payload, begin, grid.weight};
+    FoldMany({&part, 1}, count, grid.fraction_bits, acc);
   }
 
   void FoldMany(std::span<const FoldPart> parts, uint64_t count, int fraction_bits,
                 int64_t* acc) const override {
-    ForEachStretch(parts.size(), count, block_, [&](size_t i, uint64_t at, uint64_t n) {
-      Fold(*parts[i].payload, parts[i].begin + at, n, {fraction_bits, parts[i].weight}, acc + at);
-    });
+    const size_t width = kInt8ScaleBytes + block_;
+    const uint64_t full = count / block_;
+    std::vector<ByteCursor> cursors;
+    FoldArgs args[kAbreast];
+    for (size_t first = 0; first < parts.size(); first += kAbreast) {
+      cursors.clear();
+      for (const FoldPart& part : parts.subspan(first, std::min(kAbreast, parts.size() - first))) {
+        args[cursors.size()] = MakeFoldArgs({fraction_bits, part.weight}, [](double) { return 0; });
+        cursors.emplace_back(*part.payload, part.begin / block_ * width);
+      }
+      const auto fold = [&](uint64_t block, uint64_t length) {
+        return [&, block, length](const uint8_t* const* p, uint64_t n, uint64_t done) {
+          Int8Fold(p, cursors.size(), n, length, args, acc + (block + done) * block_);
+        };
+      };
+      ForEachCommonRun(cursors, width, full, fold(0, block_));
+      // The short block at the end.
+      const uint64_t rest = count % block_;
+      if (rest > 0) ForEachCommonRun(cursors, kInt8ScaleBytes + rest, 1, fold(full, rest));
+    }
   }
 
   void Decode(const PiecedBytes& payload, std::span<float> out) const override {
