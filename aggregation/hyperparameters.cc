@@ -24,15 +24,17 @@ struct Rule {
   const char* range;
   bool (*good)(double);  // NaN fails every comparison, and so every rule
 };
-constexpr std::array<Rule, 8> kRules = {
+constexpr std::array<Rule, 10> kRules = {
     {{"batch_size", "a whole number from 0 (all examples) to 2^30",
       [](double v) { return WholeWithin(v, 0, kMaxBatch); }},
+     {"feddyn", "0 to 1e6", NotNegative},
      {"fednova", "0 or 1", [](double v) { return v == 0 || v == 1; }},
      {"local_epochs", "a whole number from 1 to 10000",
       [](double v) { return WholeWithin(v, 1, kMaxEpochs); }},
      {"lr", "above 0, at most 1e6", [](double v) { return v > 0 && v <= kMaxReal; }},
      {"momentum", "0 or more, below 1", [](double v) { return v >= 0 && v < 1; }},
      {"mu", "0 to 1e6", NotNegative},
+     {"scaffold", "0 or 1", [](double v) { return v == 0 || v == 1; }},
      {"weight_decay", "0 to 1e6", NotNegative},
      {"work", "above 0, at most 1", [](double v) { return v > 0 && v <= 1; }}}};
 

@@ -25,17 +25,15 @@ using internal::TileJob;
 // Below so many tiles a thread costs more than it saves (a guess: 64 Ki elements are some 50 us).
 constexpr uint64_t kTilesPerThread = 2;
 
-enum class Kind { kFedAvg, kFedAvgM, kFedAdagrad, kFedAdam, kFedYogi };
+enum class Kind { kFedAvg, kFedAvgM, kFedAdagrad, kFedAdam, kFedYogi, kFedDyn };
 
 struct Named {
   const char* name;
   Kind kind;
 };
-constexpr Named kKinds[] = {{"fedavg", Kind::kFedAvg},
-                            {"fedavgm", Kind::kFedAvgM},
-                            {"fedadagrad", Kind::kFedAdagrad},
-                            {"fedadam", Kind::kFedAdam},
-                            {"fedyogi", Kind::kFedYogi}};
+constexpr Named kKinds[] = {{"fedavg", Kind::kFedAvg},         {"fedavgm", Kind::kFedAvgM},
+                            {"fedadagrad", Kind::kFedAdagrad}, {"fedadam", Kind::kFedAdam},
+                            {"fedyogi", Kind::kFedYogi},       {"feddyn", Kind::kFedDyn}};
 
 bool HasSecond(Kind kind) {
   return kind == Kind::kFedAdagrad || kind == Kind::kFedAdam || kind == Kind::kFedYogi;
@@ -55,7 +53,7 @@ class Optimizer final : public ServerOptimizer {
     uint64_t averaged = 0;
     for (uint32_t t = 0; t < layout_->tensors().size(); ++t) {
       moment_offsets_.push_back(averaged);
-      if (IsAveragedFloat(layout_->tensors()[t])) averaged += layout_->TensorElements(t);
+      if (Steps(t)) averaged += layout_->TensorElements(t);
     }
     if (kind_ == Kind::kFedAvg) return;
     committed_.m.assign(averaged, 0);
@@ -95,14 +93,32 @@ class Optimizer final : public ServerOptimizer {
   }
 
  private:
-  static bool IsAveragedFloat(const TensorSpec& tensor) {
-    return tensor.policy == Policy::kMean && IsFloat(tensor.dtype);
+  // Whether the tensor moves by the optimizer's step.
+  bool Steps(uint32_t tensor) const {
+    const TensorSpec& spec = layout_->tensors()[tensor];
+    return spec.policy == Policy::kMean && IsFloat(spec.dtype) && Running(tensor) == 0;
+  }
+  uint64_t Running(uint32_t tensor) const {
+    return tensor < options_.running.size() ? options_.running[tensor] : 0;
+  }
+  // The weight of all clients, where something goes by it.
+  uint64_t Population() const {
+    uint64_t least = kind_ == Kind::kFedDyn ? options_.population_weight : 0;
+    for (const uint64_t weight : options_.running) {
+      if (weight > 0) least = least == 0 ? weight : std::min(least, weight);
+    }
+    return least;
   }
 
   absl::Status Check(const RoundSum& round, size_t base_bytes, size_t next_bytes) const {
     if (round.weight == 0) {
       return absl::InvalidArgumentError(
           "the round's weight is 0: there is no mean; keep the model as it is");
+    }
+    if (const uint64_t all = Population(); all > 0 && round.weight > all) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the round weighs ", round.weight, ", all clients together ", all,
+                       " by [training] population_weight: give the weight of all clients"));
     }
     if (round.sum.layout().hash() != layout_->hash()) {
       return absl::InvalidArgumentError(
@@ -159,7 +175,11 @@ class Optimizer final : public ServerOptimizer {
                       .next = next + at};
     if (!IsFloat(tensor.dtype)) return internal::MoveIntegers(job);
     const double unit = std::ldexp(1, -round.grid.fraction_bits);
-    if (IsAveragedFloat(tensor)) {
+    if (const uint64_t all = Running(tile.tensor); all > 0) {
+      const auto weight = static_cast<double>(all);
+      MoveFloats(job,
+                 [=](uint64_t, int64_t sum) { return static_cast<double>(sum) / weight * unit; });
+    } else if (Steps(tile.tensor)) {
       Step(job, unit, round.scale, RateAt(options_.schedule, round.round),
            moment_offsets_[tile.tensor] + tile.first);
     } else {
@@ -182,6 +202,13 @@ class Optimizer final : public ServerOptimizer {
         const double moved = momentum * static_cast<double>(m[i]) + mean(sum);
         next_m[i] = static_cast<float>(moved);
         return rate * moved;
+      });
+    } else if (kind_ == Kind::kFedDyn) {
+      const auto all = static_cast<double>(options_.population_weight);
+      MoveFloats(job, [=](uint64_t i, int64_t sum) {
+        const double drift = static_cast<double>(m[i]) + static_cast<double>(sum) / all * unit;
+        next_m[i] = static_cast<float>(drift);
+        return mean(sum) + drift;
       });
     } else if (kind_ == Kind::kFedAdagrad) {
       Adapt(job, mean, rate, at, [](double v, double square) { return v + square; });
@@ -274,10 +301,11 @@ absl::Status Optimizer::Restore(const std::map<std::string, std::string>& state)
         "give [compression] codec its ef21 back, or the run another name");
   }
   if (const std::string owner = OwnerOf(state); owner != options_.name) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the checkpoint was written under the server optimizer ",
-                     internal::Quoted(owner), ", the config says \"", options_.name,
-                     "\"; name that one in [aggregation] optimizer, or give the run another name"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the checkpoint was written under the server optimizer ", internal::Quoted(owner),
+        ", the config says \"", options_.name,
+        "\"; name that one in [aggregation] optimizer (feddyn: set [training] feddyn), "
+        "or give the run another name"));
   }
   if (kind_ == Kind::kFedAvg) return absl::OkStatus();
   Moments restored;
@@ -300,7 +328,9 @@ absl::Status CheckShare(const char* what, double value) {
 
 std::vector<std::string> ServerOptimizerNames() {
   std::vector<std::string> names;
-  for (const Named& named : kKinds) names.push_back(named.name);
+  for (const Named& named : kKinds) {
+    if (named.kind != Kind::kFedDyn) names.push_back(named.name);
+  }
   return names;
 }
 
@@ -317,6 +347,21 @@ absl::StatusOr<std::unique_ptr<ServerOptimizer>> MakeServerOptimizer(
   if (options.threads < 1 || options.threads > 256) {
     return absl::InvalidArgumentError(
         absl::StrCat(options.threads, " optimizer threads cannot be; 1 to 256"));
+  }
+  for (uint32_t t = 0; t < options.running.size(); ++t) {
+    if (options.running[t] == 0) continue;
+    const bool fits = t < layout->tensors().size() &&
+                      layout->tensors()[t].policy == Policy::kMean &&
+                      IsFloat(layout->tensors()[t].dtype);
+    if (fits) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("tensor ", t,
+                     " is kept as a mean over all clients, and is no float that is "
+                     "averaged"));
+  }
+  if (options.name == "feddyn" && options.population_weight == 0) {
+    return absl::InvalidArgumentError(
+        "feddyn goes by the weight of all clients: [training] population_weight must be above 0");
   }
   for (const Named& named : kKinds) {
     if (options.name == named.name) {

@@ -24,14 +24,24 @@ namespace tributary::aggregation {
 //   tau) fedadam     m as above,  v = beta2 v + (1 - beta2) d^2               x as above fedyogi m
 //   as above,  v = v - (1 - beta2) d^2 sign(v - d^2)       x as above
 // m starts at 0, v at tau^2; as in the paper nothing corrects m for that.
+// And "feddyn" (Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021,
+// algorithm 1), which is no choice of its own but goes with its clients' part: with S the round's
+// sum of weight times delta and P the weight of all clients, those that were not asked too,
+//   m = m + S / P                                                       x += d + m
+// where m is the paper's -h / alpha, so that alpha is the clients' affair.
 struct OptimizerOptions {
   std::string name = "fedavg";
   Schedule schedule{};
-  double momentum = 0.9;  // [0, 1): fedavgm
-  double beta1 = 0.9;     // [0, 1): the adaptive three
-  double beta2 = 0.99;    // [0, 1): fedadam, fedyogi
-  double tau = 1e-3;      // > 0: the adaptive three
-  int threads = 1;        // 1..256; the result has the same bits with any number
+  double momentum = 0.9;           // [0, 1): fedavgm
+  double beta1 = 0.9;              // [0, 1): the adaptive three
+  double beta2 = 0.99;             // [0, 1): fedadam, fedyogi
+  double tau = 1e-3;               // > 0: the adaptive three
+  int threads = 1;                 // 1..256; the result has the same bits with any number
+  uint64_t population_weight = 0;  // feddyn: P, in the weights' units; > 0
+  // By tensor, or empty. Above 0, for floats that are averaged: the tensor is a mean over all
+  // clients, whose weight this is, kept by what those that are asked changed; it moves by S / that,
+  // without rate, scale or moments (SCAFFOLD's control variate, whose update is of this form).
+  std::vector<uint64_t> running = {};
 };
 
 // What an Apply goes by.
@@ -58,8 +68,9 @@ class ServerOptimizer {
   //         moments;
   //   SUM   base + S (floats: S * 2^-f);  MAX, FIRST  base + the delta kept;  SKIP  base.
   // Integers that leave their dtype's range: OUT_OF_RANGE naming the tensor, and `next` is to be
-  // dropped. The moments that go with `next` are only staged: they count from Commit on, and are
-  // forgotten by another Apply, so that a round whose checkpoint fails leaves no trace.
+  // dropped. INVALID_ARGUMENT: a round that weighs more than the population. The moments that go
+  // with `next` are only staged: they count from Commit on, and are forgotten by another Apply, so
+  // that a round whose checkpoint fails leaves no trace.
   virtual absl::Status Apply(const RoundSum& round, std::span<const uint8_t> base,
                              std::span<uint8_t> next) = 0;
   virtual void Commit() = 0;
@@ -72,7 +83,7 @@ class ServerOptimizer {
   virtual uint64_t state_bytes() const = 0;
 };
 
-// "fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi".
+// "fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi": those that a run may choose.
 std::vector<std::string> ServerOptimizerNames();
 
 // For models of this layout. INVALID_ARGUMENT names the option that cannot be, or what names are

@@ -38,7 +38,8 @@ struct ClientOptions {
   bool wants_model = true;  // false: tasks come with a null base; for senders of prepared updates
   bool own_connection = true;  // false: clients in one process with one endpoint share a connection
   std::string software = "tributary-client";
-  // Where error-feedback residuals are kept between two lives of this client; "": nowhere.
+  // Where error-feedback residuals and the trainer's memory are kept between two lives of this
+  // client; "": nowhere.
   std::string state_directory = {};
 };
 
@@ -49,6 +50,9 @@ struct TrainTask {
   v1::RoundSpec spec;
   std::shared_ptr<const aggregation::ModelLayout> layout;
   ModelBytes base;  // layout->model_bytes()
+  // What TrainResult::memory_steps of the rounds that counted have left of each tensor, or empty:
+  // nothing yet, which is zeros. Valid during Train.
+  std::vector<std::span<const float>> memory = {};
 };
 
 // What training yields. The deltas are encoded by the SDK with the round's codec.
@@ -63,6 +67,11 @@ struct TrainResult {
   // set.
   std::shared_ptr<const std::vector<std::vector<uint8_t>>> encoded;
   std::vector<v1::Metric> metrics;
+  // By tensor, or empty. Not 0, for float tensors: the client's memory of that tensor becomes what
+  // it was plus so many times the delta as aggregators decode it, once the round's outcome says
+  // that the update counted; else it stays. So a lossy codec does not part the memory from what the
+  // server makes of it. It is kept with the residuals of error feedback, and survives with them.
+  std::vector<float> memory_steps = {};
 };
 
 struct RoundOutcome {

@@ -222,6 +222,7 @@ void ReadTraining(TomlReader& toml, const StragglerConfig& straggler, TrainingCo
     const absl::Status status = aggregation::CheckHyperparameter(name, value);
     toml.Require(status.ok(), "training", name, absl::StrCat("[training] ", status.message()));
   }
+  ReadIn(toml, "training", "population_weight", &t->population_weight, 1, 0x1p46);
   const bool nova = t->values["fednova"] > 0;
   toml.Require(!nova || t->values["mu"] == 0, "training", "fednova",
                "[training] fednova = 1 and mu above 0 exclude each other: set one of them to 0");

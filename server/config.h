@@ -159,8 +159,11 @@ struct CheckpointConfig {  // [checkpoint]
 // [training]: hyperparameters handed to clients; ranges: aggregation/hyperparameters.h
 struct TrainingConfig {
   std::map<std::string, double> values = {
-      {"lr", 0.05},       {"momentum", 0}, {"weight_decay", 0}, {"local_epochs", 1},
-      {"batch_size", 32}, {"mu", 0},       {"fednova", 0}};
+      {"lr", 0.05}, {"momentum", 0}, {"weight_decay", 0}, {"local_epochs", 1}, {"batch_size", 32},
+      {"mu", 0},    {"fednova", 0},  {"scaffold", 0},     {"feddyn", 0}};
+  // scaffold, feddyn: the examples of all clients together, those that a round does not ask among
+  // them.
+  uint64_t population_weight = 0;
 };
 
 struct Config {

@@ -19,6 +19,7 @@
 #include "models/safetensors.h"
 #include "server/checkpoint.h"
 #include "server/downlink.h"
+#include "server/internal/algorithms.h"
 #include "server/internal/async_proto.h"
 #include "server/internal/config_checks.h"
 #include "server/internal/policies.h"
@@ -65,6 +66,8 @@ class Root final : public NodeBase {
                                               : models::ReadSafetensors(c_.run->model);
     if (!model.ok()) return Annotate(model.status(), Where("run.model"));
     ASSIGN_OR_RETURN(auto layout, WithPolicies(model->layout, c_.aggregation.policies));
+    ASSIGN_OR_RETURN(layout, RunLayout(c_.training, std::move(layout)));
+    model->bytes.resize(layout->model_bytes());  // what is the run's beyond the model starts at 0
     RETURN_IF_ERROR(MakeOptimizer(layout));
     RETURN_IF_ERROR(MakeSketches(layout, ""));
     published_ = model_ = ModelVersion::Make(0, std::move(layout), std::move(model->bytes));
@@ -75,25 +78,13 @@ class Root final : public NodeBase {
   }
 
   absl::Status MakeOptimizer(std::shared_ptr<const aggregation::ModelLayout> layout) {
-    const AggregationConfig& a = c_.aggregation;
-    const uint64_t rounds = a.server_schedule_rounds;
-    ASSIGN_OR_RETURN(optimizer_, aggregation::MakeServerOptimizer(
-                                     {.name = a.optimizer,
-                                      .schedule = {.rate = a.server_learning_rate,
-                                                   .kind = a.server_schedule,
-                                                   .rounds = rounds > 0 ? rounds : c_.run->rounds,
-                                                   .factor = a.server_schedule_factor,
-                                                   .warmup = a.server_warmup_rounds},
-                                      .momentum = a.server_momentum,
-                                      .beta1 = a.server_beta1,
-                                      .beta2 = a.server_beta2,
-                                      .tau = a.server_tau,
-                                      .threads = FoldWorkers(c_.limits)},
-                                     layout));
+    aggregation::OptimizerOptions options = OptimizerOptionsOf(c_, grid_, *layout);
+    options.threads = FoldWorkers(c_.limits);
+    ASSIGN_OR_RETURN(optimizer_, aggregation::MakeServerOptimizer(options, layout));
     RETURN_IF_ERROR(AddEstimates(layout));
     if (optimizer_->state_bytes() <= kMostStateBytes) return absl::OkStatus();
     return absl::FailedPreconditionError(absl::StrCat(
-        "the moments of [aggregation] optimizer = \"", a.optimizer, "\" have ",
+        "the moments of the server optimizer ", std::string(optimizer_->name()), " have ",
         optimizer_->state_bytes(), " bytes for this model, a checkpoint's state holds ",
         kMostStateBytes, "; take fedavg, or a smaller model"));
   }
@@ -158,6 +149,7 @@ class Root final : public NodeBase {
                        " has seed ", state.seed(), ", the config ", c_.run->seed,
                        "; give the run another name, or its seed back"));
     }
+    RETURN_IF_ERROR(CheckResumedLayout(c_.training, *checkpoint.model.layout));
     RETURN_IF_ERROR(MakeOptimizer(checkpoint.model.layout));
     RETURN_IF_ERROR(MakeSketches(checkpoint.model.layout, state.sketches()));
     RETURN_IF_ERROR(optimizer_->Restore({state.optimizer().begin(), state.optimizer().end()}));

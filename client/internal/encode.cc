@@ -56,7 +56,8 @@ class ResultSource final : public aggregation::DeltaSource {
   // The largest |element| of what hq encodes; nothing where it encodes nothing.
   std::optional<float> largest() const { return largest_; }
 
-  // What else the kept state makes of an encoded segment: it goes by what the server decodes.
+  // What else the kept state and memories make of an encoded segment: they go by what the server
+  // decodes.
   absl::Status Learn(const std::vector<uint8_t>& segment) {
     const PiecedBytes bytes{ByteSpan(segment)};
     ByteCursor cursor(bytes);
@@ -64,16 +65,21 @@ class ResultSource final : public aggregation::DeltaSource {
                      compression::ReadSegmentHeader(&cursor));
     if (!aggregation::IsFloat(layout_.tensors()[header.tensor].dtype)) return absl::OkStatus();
     const compression::TensorCodec& how = CodecOf(header.tensor);
-    if (!how.estimate && how.momentum == 0) return absl::OkStatus();
+    const float step = MemoryStep(header.tensor);
+    if (!how.estimate && how.momentum == 0 && step == 0) return absl::OkStatus();
     ASSIGN_OR_RETURN(const auto codec,
                      compression::CodecFromHeader(header.codec, header.parameter));
     decoded_.resize(header.count);
     codec->Decode(PiecedBytes(ByteSpan(segment).subspan(compression::SegmentHeader::kBytes)),
                   decoded_);
+    if (step != 0) {
+      const std::span<float> kept = memories_[header.tensor].subspan(header.first, header.count);
+      for (size_t i = 0; i < kept.size(); ++i) kept[i] += step * decoded_[i];
+    }
     if (how.estimate) {
       const std::span<float> g = estimates_[header.tensor].subspan(header.first, header.count);
       for (size_t i = 0; i < g.size(); ++i) g[i] += decoded_[i];
-    } else {
+    } else if (how.momentum > 0) {
       const std::span<float> u = momenta_[header.tensor].subspan(header.first, header.count);
       for (size_t i = 0; i < u.size(); ++i) u[i] = decoded_[i] != 0 ? 0 : u[i];
     }
@@ -83,12 +89,17 @@ class ResultSource final : public aggregation::DeltaSource {
   void Begin() {
     estimates_.resize(layout_.tensors().size());
     momenta_.resize(layout_.tensors().size());
+    memories_.resize(layout_.tensors().size());
     for (uint32_t t = 0; t < layout_.tensors().size(); ++t) {
       const aggregation::TensorSpec& tensor = layout_.tensors()[t];
       if (tensor.policy == aggregation::Policy::kSkip || !aggregation::IsFloat(tensor.dtype)) {
         continue;
       }
       const uint64_t elements = layout_.TensorElements(t);
+      if (MemoryStep(t) != 0 || !residuals_->Committed(t, Kept::kMemory).empty()) {
+        memories_[t] = residuals_->Pending(t, elements, Kept::kMemory);
+        residuals_->AddTo(t, memories_[t], 1, Kept::kMemory);
+      }
       if (CodecOf(t).estimate) {
         estimates_[t] = residuals_->Pending(t, elements, Kept::kEstimate);
         residuals_->AddTo(t, estimates_[t], 1, Kept::kEstimate);
@@ -102,6 +113,9 @@ class ResultSource final : public aggregation::DeltaSource {
   const compression::TensorCodec& CodecOf(uint32_t tensor) const {
     const aggregation::TensorSpec& spec = layout_.tensors()[tensor];
     return policy_.For(spec.name, layout_.TensorElements(tensor), spec.shape.size());
+  }
+  float MemoryStep(uint32_t tensor) const {
+    return tensor < result_->memory_steps.size() ? result_->memory_steps[tensor] : 0;
   }
   // delta = momentum u + delta, which is the new u.
   void AddMomentum(uint32_t tensor, float momentum, std::vector<float>& delta) {
@@ -127,7 +141,7 @@ class ResultSource final : public aggregation::DeltaSource {
   ResidualStore* const residuals_;
   std::optional<float> largest_;
   // By tensor; empty where it has none. Pending memory of residuals_.
-  std::vector<std::span<float>> estimates_, momenta_;
+  std::vector<std::span<float>> estimates_, momenta_, memories_;
   std::vector<float> decoded_;
 };
 
@@ -143,6 +157,13 @@ absl::Status CheckSegments(const Segments& segments) {
 
 }  // namespace
 
+bool KeepsState(const compression::CodecPolicy& policy, const TrainResult& result) {
+  if (result.encoded != nullptr) return false;
+  return policy.error_feedback() ||
+         std::any_of(result.memory_steps.begin(), result.memory_steps.end(),
+                     [](float step) { return step != 0; });
+}
+
 absl::StatusOr<EncodedDelta> Encode(const aggregation::ModelLayout& layout,
                                     const compression::CodecPolicy& policy,
                                     const v1::RoundSpec& spec, const std::string& client_id,
@@ -154,7 +175,7 @@ absl::StatusOr<EncodedDelta> Encode(const aggregation::ModelLayout& layout,
   if (spec.round() > std::numeric_limits<uint32_t>::max()) {
     return absl::InvalidArgumentError(absl::StrCat("round ", spec.round(), " is beyond 2^32"));
   }
-  const bool feedback = policy.error_feedback();
+  const bool feedback = KeepsState(policy, result);
   if (feedback) residuals->Begin(spec.round(), layout.tensors().size());
   ResultSource source(layout, policy, &result, residuals);
   if (feedback) source.Begin();

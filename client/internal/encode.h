@@ -13,12 +13,15 @@
 namespace tributary::client::internal {
 
 // Encodes `result`, whose deltas are consumed. Where the policy has error feedback (ef or ef21),
-// what is committed in `residuals` enters the deltas and what follows is left pending there.
-// INVALID_ARGUMENT names the
+// what is committed in `residuals` enters the deltas and what follows is left pending there, and so
+// are the memories that `result` moves. INVALID_ARGUMENT names the
 // tensor whose delta has the wrong size or a value that the codec refuses, or a segment too large.
 absl::StatusOr<EncodedDelta> Encode(const aggregation::ModelLayout& layout,
                                     const compression::CodecPolicy& policy,
                                     const v1::RoundSpec& spec, const std::string& client_id,
                                     TrainResult result, ResidualStore* residuals);
+
+// Whether Encode leaves something pending.
+bool KeepsState(const compression::CodecPolicy& policy, const TrainResult& result);
 
 }  // namespace tributary::client::internal

@@ -130,13 +130,14 @@ void Participant::Handle(const v1::Outcome& outcome) {
 }
 
 void Participant::Settle(const RoundOutcome& outcome) {
+  const bool pending = residuals_.pending() && residuals_.pending_round() == outcome.round;
   if (outcome.included) {
     residuals_.Commit(outcome.round);
     ++counters_.included;
   } else {
     residuals_.Rollback(outcome.round);
   }
-  if (codec_ != nullptr && codec_->error_feedback()) SaveResiduals();
+  if (pending) SaveResiduals();
   if (open_.has_value() && open_->key.round == outcome.round) open_.reset();
   settled_round_ = outcome.round;
   trainer_->OnOutcome(outcome);
@@ -203,7 +204,10 @@ void Participant::Handle(v1::Task task, uint64_t sequence) {
     if (!absl::IsCancelled(base.status())) Decline(key, std::string(base.status().message()));
     return;
   }
-  const TrainTask work{std::move(*task.mutable_spec()), layout_, *std::move(base)};
+  TrainTask work{std::move(*task.mutable_spec()), layout_, *std::move(base)};
+  for (uint32_t t = 0; t < layout_->tensors().size(); ++t) {
+    work.memory.push_back(residuals_.Committed(t, Kept::kMemory));
+  }
   if (key.kind == v1::TRAIN) {
     Train(work, key);
   } else {
@@ -271,7 +275,7 @@ absl::StatusOr<EncodedDelta> Participant::EncodeResult(const TrainTask& task, Tr
     codec_spec_ = task.spec.codec();
   }
   const bool finished = result.encoded != nullptr;
-  const bool feedback = !finished && codec_->error_feedback();
+  const bool feedback = KeepsState(*codec_, result);
   ASSIGN_OR_RETURN(EncodedDelta delta, Encode(*layout_, *codec_, task.spec, options_.id,
                                               std::move(result), &residuals_));
   if (feedback) SaveResiduals();  // before a byte is sent: a new life knows what was left behind

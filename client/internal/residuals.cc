@@ -18,10 +18,14 @@ namespace tributary::client::internal {
 namespace {
 
 // The file: this line, the CRC32C of what follows; the identity's length and bytes; the pending
-// round and whether there is one; the committed and the pending vectors (a residual, a momentum and
-// an estimate a tensor, all of a kind together): their number, and for each its length and floats.
+// round and whether there is one; the committed and the pending vectors (one of each of Kept's
+// kinds a tensor, all of a kind together): their number, and for each its length and floats.
 // Integers are u64, little-endian.
-constexpr char kMagic[] = "tributary residuals 2\n";
+constexpr char kMagic[] = "tributary residuals 3\n";
+// Without memories: it is read as if they were empty.
+constexpr char kMagicOf2[] = "tributary residuals 2\n";
+constexpr size_t kKindsOf2 = 4;
+static_assert(sizeof kMagic == sizeof kMagicOf2);
 
 template <class T>
 void Append(T value, std::string* out) {
@@ -102,7 +106,9 @@ std::string ResidualStore::Serialized() const {
 
 bool ResidualStore::Parse(const std::string& bytes) {
   Reader reader{bytes};
-  if (reader.left.substr(0, sizeof kMagic - 1) != kMagic) return false;
+  const std::string_view magic = reader.left.substr(0, sizeof kMagic - 1);
+  if (magic != kMagic && magic != kMagicOf2) return false;
+  const size_t kinds = magic == kMagic ? kKeptKinds : kKindsOf2;
   reader.left.remove_prefix(sizeof kMagic - 1);
   uint64_t checksum = 0, length = 0, round = 0, has_pending = 0;
   if (!reader.Take(&checksum) || ChecksumOf(reader.left) != checksum || !reader.Take(&length) ||
@@ -113,9 +119,11 @@ bool ResidualStore::Parse(const std::string& bytes) {
   reader.left.remove_prefix(length);
   Tensors committed, pending;
   if (!reader.Take(&round) || !reader.Take(&has_pending) || !reader.Take(&committed) ||
-      !reader.Take(&pending) || committed.size() % kKeptKinds != 0 ||
-      pending.size() % kKeptKinds != 0) {
+      !reader.Take(&pending) || committed.size() % kinds != 0 || pending.size() % kinds != 0) {
     return false;
+  }
+  for (Tensors* tensors : {&committed, &pending}) {
+    tensors->resize(tensors->size() / kinds * kKeptKinds);  // the new kind is the last
   }
   identity_ = identity;
   round_ = round;

@@ -14,8 +14,9 @@ namespace tributary::client::internal {
 
 // What is kept of a tensor (compression/policy.h): each kind is apart, so that a run that changes
 // its codec never takes one for another.
-enum class Kept : uint32_t { kResidual = 0, kMomentum = 1, kEstimate = 2, kWarm = 3 };
-inline constexpr size_t kKeptKinds = 4;
+// kMemory is the trainer's (client.h).
+enum class Kept : uint32_t { kResidual = 0, kMomentum = 1, kEstimate = 2, kWarm = 3, kMemory = 4 };
+inline constexpr size_t kKeptKinds = 5;
 
 // What one client keeps of its tensors, a vector each (empty: none). Run's thread only.
 class ResidualStore {
@@ -57,7 +58,7 @@ class ResidualStore {
 
  private:
   using Tensors = std::vector<std::vector<float>>;
-  // All tensors' residuals, then all momenta, estimates, and what codecs warm up from.
+  // All tensors' residuals, then all momenta, estimates, what codecs warm up from, and memories.
   static size_t Slot(uint32_t tensor, Kept kind, size_t slots) {
     return static_cast<size_t>(kind) * (slots / kKeptKinds) + tensor;
   }

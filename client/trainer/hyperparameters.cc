@@ -16,6 +16,8 @@ void Set(const std::string& name, double value, Hyperparameters* out) {
   if (name == "batch_size") out->batch_size = static_cast<uint32_t>(value);
   if (name == "mu") out->mu = value;
   if (name == "work") out->work = value;
+  if (name == "scaffold") out->scaffold = value == 1;
+  if (name == "feddyn") out->feddyn = value;
   if (name == "fednova") out->fednova = value == 1;
 }
 
@@ -30,9 +32,12 @@ absl::StatusOr<Hyperparameters> ReadHyperparameters(const v1::RoundSpec& spec) {
     }
     Set(name, value, &read);
   }
-  if (read.fednova && read.mu > 0) {
+  const int algorithms =
+      int{read.fednova} + int{read.mu > 0} + int{read.scaffold} + int{read.feddyn > 0};
+  if (algorithms > 1) {
     return absl::InvalidArgumentError(
-        "fednova with mu above 0 is not known here; set one of them to 0 in the run's [training]");
+        "more than one of fednova, mu, scaffold and feddyn above 0 is not known here; set the "
+        "others to 0 in the run's [training]");
   }
   return read;
 }

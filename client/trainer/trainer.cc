@@ -12,6 +12,7 @@
 #include "base/philox.h"
 #include "base/status.h"
 #include "client/trainer/hyperparameters.h"
+#include "client/trainer/internal/correction.h"
 #include "client/trainer/internal/local_sgd.h"
 #include "client/trainer/internal/network.h"
 #include "client/trainer/internal/weights.h"
@@ -125,20 +126,23 @@ absl::StatusOr<TrainResult> TorchTrainer::Train(const TrainTask& task,
 absl::StatusOr<TrainResult> TorchTrainer::TrainOn(Network& network, const TrainTask& task,
                                                   const std::function<bool()>& cancelled) const {
   ASSIGN_OR_RETURN(const Hyperparameters how, ReadHyperparameters(task.spec));
-  ASSIGN_OR_RETURN(const std::vector<size_t> match, MatchTensors(network, *task.layout));
+  ASSIGN_OR_RETURN(const uint32_t tensors, ModelTensors(task, how));
+  ASSIGN_OR_RETURN(const std::vector<size_t> match, MatchTensors(network, *task.layout, tensors));
   RETURN_IF_ERROR(LoadBase(task, match, &network));
+  ASSIGN_OR_RETURN(const auto corrections, GradientCorrections(task, match, network, how));
   const uint64_t seed = task.spec.seed();
   torch::manual_seed(
       PhiloxStream(SeededHash(seed, "torch", client_id_), task.spec.round()).Next64());
   const PhiloxStream order(SeededHash(seed, "shuffle", client_id_), task.spec.round());
-  ASSIGN_OR_RETURN(const Trained trained,
-                   TrainLocally(&network, data_.train, data_.format, how, order, cancelled));
+  ASSIGN_OR_RETURN(const Trained trained, TrainLocally(&network, data_.train, data_.format, how,
+                                                       order, cancelled, corrections));
   TrainResult result;
   result.weight = static_cast<double>(data_.train.size());
   TakeDeltas(task, match, network, &result);
   result.metrics.push_back(MakeMetric("loss", trained.loss, data_.train.size()));
+  const double steps = aggregation::NormalisedSteps(trained.steps, how.momentum);
+  FinishCorrections(task, match, network, how, steps, &result);
   if (how.fednova) {
-    const double steps = aggregation::NormalisedSteps(trained.steps, how.momentum);
     for (std::vector<float>& tensor : result.floats) {
       for (float& delta : tensor) delta = static_cast<float>(static_cast<double>(delta) / steps);
     }
@@ -156,7 +160,9 @@ absl::StatusOr<std::vector<v1::Metric>> TorchTrainer::Evaluate(const TrainTask& 
 
 absl::StatusOr<std::vector<v1::Metric>> TorchTrainer::EvaluateOn(Network& network,
                                                                  const TrainTask& task) const {
-  ASSIGN_OR_RETURN(const std::vector<size_t> match, MatchTensors(network, *task.layout));
+  ASSIGN_OR_RETURN(const Hyperparameters how, ReadHyperparameters(task.spec));
+  ASSIGN_OR_RETURN(const uint32_t tensors, ModelTensors(task, how));
+  ASSIGN_OR_RETURN(const std::vector<size_t> match, MatchTensors(network, *task.layout, tensors));
   RETURN_IF_ERROR(LoadBase(task, match, &network));
   const TestScore score = Test(&network, data_.test, data_.format);
   if (!std::isfinite(score.loss)) {

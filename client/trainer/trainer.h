@@ -63,7 +63,7 @@ class NetworkPool {
 
 // One client's data and how it learns: SGD on the cross entropy, by the round's hyperparameters
 // (hyperparameters.h); FedAvg's client (McMahan et al., 2017), FedProx's with mu > 0 (Li et al.,
-// 2020). Momentum starts at zero each round.
+// 2020), SCAFFOLD's and FedDyn's, whose memory the SDK keeps. Momentum starts at zero each round.
 //
 // The order of the examples is drawn anew each epoch, by Philox from the run's seed, the client's
 // id and the round; with batch_size 0 (all examples in one step) they stay in their order. So the

@@ -9,6 +9,7 @@
 #include "compression/segment.h"
 #include "models/builtin.h"
 #include "models/safetensors.h"
+#include "server/internal/algorithms.h"
 #include "server/internal/policies.h"
 
 namespace tributary::server {
@@ -69,7 +70,7 @@ void CheckFile(TomlReader& toml, const std::string& section, const std::string& 
   }
 }
 
-// The model's layout with its policies; null where that is an error, which the finding names.
+// The run's layout, with its policies; null where that is an error, which the finding names.
 std::shared_ptr<const ModelLayout> CheckModel(TomlReader& toml, const Config& c) {
   const std::string& name = c.run->model;
   std::error_code error;
@@ -97,7 +98,10 @@ std::shared_ptr<const ModelLayout> CheckModel(TomlReader& toml, const Config& c)
   toml.Require((*layout)->elements() > 0, "aggregation.policies", "",
                absl::StrCat("[aggregation.policies] leave nothing of model \"", name,
                             "\" to send: every tensor is skipped or empty"));
-  return *layout;
+  layout = RunLayout(c.training, *layout);
+  toml.Require(layout.ok(), "training", "scaffold",
+               absl::StrCat("[training] scaffold: ", layout.status().message()));
+  return layout.ok() ? *layout : nullptr;
 }
 
 // The least that an update of this layout takes on the wire. Of a codec of variable rate that is
@@ -218,7 +222,9 @@ void CheckNodeTogether(TomlReader& toml, const Config& c) {
 
 void CheckRunTogether(TomlReader& toml, const Config& c) {
   CheckGrid(toml, c);
-  if (const auto layout = CheckModel(toml, c); layout != nullptr) {
+  const auto layout = CheckModel(toml, c);
+  CheckAlgorithms(toml, c, layout.get());
+  if (layout != nullptr) {
     CheckBudget(toml, c, *layout);
     CheckEstimates(toml, c, *layout);
     CheckPlanes(toml, c, *layout);

@@ -41,12 +41,16 @@ void Shuffle(torch::Tensor* order, PhiloxStream* random) {  // Fisher and Yates
 // One client's training of one round.
 class LocalSgd {
  public:
-  LocalSgd(Network* network, TensorData data, const Hyperparameters& how)
+  LocalSgd(Network* network, TensorData data, const Hyperparameters& how,
+           const std::vector<torch::Tensor>& corrections)
       : network_(*network), data_(std::move(data)), how_(how) {
-    for (const Network::NamedTensor& tensor : network_.tensors()) {
-      if (tensor.parameter && tensor.tensor.requires_grad()) trained_.push_back(tensor.tensor);
+    for (size_t i = 0; i < network_.tensors().size(); ++i) {
+      const Network::NamedTensor& tensor = network_.tensors()[i];
+      if (!tensor.parameter || !tensor.tensor.requires_grad()) continue;
+      trained_.push_back(tensor.tensor);
+      corrections_.push_back(i < corrections.size() ? corrections[i] : torch::Tensor());
     }
-    if (how_.mu > 0) {
+    if (pull() > 0) {
       for (const torch::Tensor& w : trained_) base_.push_back(w.detach().clone());
     }
     optimizer_ = std::make_unique<torch::optim::SGD>(
@@ -106,17 +110,29 @@ class LocalSgd {
         torch::nn::functional::cross_entropy(network_.Forward(images), labels);
     loss.backward();
     AddProximalTerm();
+    AddCorrections();
     optimizer_->step();
     return loss.item<double>();
   }
 
-  // FedProx: the gradient of mu/2 * |w - base|^2.
+  // FedProx's mu, or FedDyn's alpha: one at most is above 0.
+  double pull() const { return how_.mu + how_.feddyn; }
+
+  // The gradient of pull/2 * |w - base|^2.
   void AddProximalTerm() {
-    if (how_.mu <= 0) return;
+    if (pull() <= 0) return;
     const torch::NoGradGuard no_grad;
     for (size_t i = 0; i < trained_.size(); ++i) {
       torch::Tensor& gradient = trained_[i].mutable_grad();
-      if (gradient.defined()) gradient.add_(trained_[i] - base_[i], how_.mu);
+      if (gradient.defined()) gradient.add_(trained_[i] - base_[i], pull());
+    }
+  }
+
+  void AddCorrections() {
+    const torch::NoGradGuard no_grad;
+    for (size_t i = 0; i < trained_.size(); ++i) {
+      torch::Tensor& gradient = trained_[i].mutable_grad();
+      if (gradient.defined() && corrections_[i].defined()) gradient.add_(corrections_[i]);
     }
   }
 
@@ -124,7 +140,8 @@ class LocalSgd {
   const TensorData data_;
   const Hyperparameters how_;
   std::vector<torch::Tensor> trained_;
-  std::vector<torch::Tensor> base_;  // of trained_; only for the proximal term
+  std::vector<torch::Tensor> corrections_;  // of trained_; undefined: none
+  std::vector<torch::Tensor> base_;         // of trained_; only for the proximal term
   std::unique_ptr<torch::optim::SGD> optimizer_;
 };
 
@@ -132,9 +149,10 @@ class LocalSgd {
 
 absl::StatusOr<Trained> TrainLocally(Network* network, const Examples& examples,
                                      const ImageFormat& format, const Hyperparameters& how,
-                                     PhiloxStream order, const std::function<bool()>& cancelled) {
+                                     PhiloxStream order, const std::function<bool()>& cancelled,
+                                     const std::vector<torch::Tensor>& corrections) {
   network->SetTraining(true);
-  LocalSgd sgd(network, MakeTensors(examples, format), how);
+  LocalSgd sgd(network, MakeTensors(examples, format), how, corrections);
   const uint64_t an_epoch = sgd.StepsAnEpoch();
   const auto all = static_cast<double>(an_epoch * how.local_epochs);
   Trained trained;

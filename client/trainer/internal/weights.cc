@@ -44,13 +44,13 @@ absl::Status CompareTensor(const Network& network, const ModelLayout& own, size_
 
 }  // namespace
 
-absl::StatusOr<std::vector<size_t>> MatchTensors(const Network& network,
-                                                 const ModelLayout& layout) {
+absl::StatusOr<std::vector<size_t>> MatchTensors(const Network& network, const ModelLayout& layout,
+                                                 uint32_t tensors) {
   ASSIGN_OR_RETURN(const auto own, LayoutOf(network));
   std::unordered_map<std::string, size_t> by_name;
   for (size_t i = 0; i < own->tensors().size(); ++i) by_name[own->tensors()[i].name] = i;
   std::vector<size_t> match;
-  for (size_t i = 0; i < layout.tensors().size(); ++i) {
+  for (uint32_t i = 0; i < tensors; ++i) {
     const std::string& name = layout.tensors()[i].name;
     const auto found = by_name.find(name);
     if (found == by_name.end()) {
@@ -88,7 +88,7 @@ void TakeDeltas(const TrainTask& task, const std::vector<size_t>& match, const N
   const auto& specs = task.layout->tensors();
   result->floats.resize(specs.size());
   result->ints.resize(specs.size());
-  for (uint32_t i = 0; i < specs.size(); ++i) {
+  for (uint32_t i = 0; i < match.size(); ++i) {
     if (specs[i].policy == Policy::kSkip) continue;
     const torch::Tensor trained = network.tensors()[match[i]].tensor.detach().contiguous();
     const torch::Tensor base = BaseTensor(task, i, trained);

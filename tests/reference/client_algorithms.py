@@ -1,0 +1,123 @@
+#!/usr/bin/env python3
+"""Three rounds of SCAFFOLD and of FedDyn in float64, from the papers' algorithms alone.
+
+    client_algorithms.py --check FILE   fails where the file is not what this program would write
+    client_algorithms.py --write FILE   writes it
+
+SCAFFOLD: Karimireddy et al., ICML 2020, algorithm 1 with option II for the control variates.
+FedDyn: Acar et al., ICLR 2021, algorithm 1, its local problem solved as far as STEPS steps go.
+Both averages are weighted by examples, as the objective is. The clients are multinomial logistic
+regressions on a few made-up images; client 1 is away in round 2.
+"""
+import json
+import pathlib
+import sys
+
+import numpy as np
+
+PIXELS, CLASSES = 784, 10
+EXAMPLES = [12, 7, 5]
+ROUNDS, STEPS, RATE = 3, 5, 0.1
+ALPHA = 0.1
+EVERY = 61  # which elements are written: every 61st
+PRESENT = [[0, 1, 2], [0, 2], [0, 1, 2]]
+
+
+def data(client):
+    i = np.arange(EXAMPLES[client])
+    labels = (i * 3 + client * 4) % 10
+    p = np.arange(PIXELS)
+    pixels = (p[None, :] * 31 + labels[:, None] * 57 + i[:, None] * 11 + client * 101) % 256
+    return pixels / 255.0 / 4.0, np.eye(CLASSES)[labels]
+
+
+def base():
+    i = np.arange(PIXELS * CLASSES + CLASSES)
+    return ((i * 13) % 29 - 14) / 256.0
+
+
+def gradient(w, x, y):
+    scores = x @ w[: PIXELS * CLASSES].reshape(CLASSES, PIXELS).T + w[PIXELS * CLASSES:]
+    e = np.exp(scores - scores.max(axis=1, keepdims=True))
+    error = (e / e.sum(axis=1, keepdims=True) - y) / len(x)
+    return np.concatenate([(error.T @ x).ravel(), error.sum(axis=0)])
+
+
+def momentum_norm(momentum):
+    """How many gradients' worth STEPS steps move by: 1 + m + m^2 + ... for each."""
+    return sum(sum(momentum ** k for k in range(STEPS - j)) for j in range(STEPS))
+
+
+def written(values):
+    return [round(v, 12) for v in values[::EVERY].tolist()]
+
+
+def scaffold(momentum):
+    x, c = base(), np.zeros_like(base())
+    own = [np.zeros_like(c) for _ in EXAMPLES]
+    everyone = sum(EXAMPLES)
+    out = []
+    for present in PRESENT:
+        moved, changed = np.zeros_like(x), np.zeros_like(x)
+        for k in present:
+            images, labels = data(k)
+            y, v = x.copy(), np.zeros_like(x)
+            for _ in range(STEPS):
+                v = momentum * v + gradient(y, images, labels) - own[k] + c
+                y = y - RATE * v
+            fresh = own[k] - c + (x - y) / (momentum_norm(momentum) * RATE)
+            moved += EXAMPLES[k] * (y - x)
+            changed += EXAMPLES[k] * (fresh - own[k])
+            own[k] = fresh
+        x = x + moved / sum(EXAMPLES[k] for k in present)
+        c = c + changed / everyone
+        out.append({"model": written(x), "variate": written(c)})
+    return out
+
+
+def feddyn():
+    x, h = base(), np.zeros_like(base())
+    own = [np.zeros_like(h) for _ in EXAMPLES]
+    everyone = sum(EXAMPLES)
+    out = []
+    for present in PRESENT:
+        thetas = {}
+        for k in present:
+            images, labels = data(k)
+            theta = x.copy()
+            for _ in range(STEPS):
+                theta = theta - RATE * (gradient(theta, images, labels) - own[k] + ALPHA * (theta - x))
+            own[k] = own[k] - ALPHA * (theta - x)
+            thetas[k] = theta
+        h = h - ALPHA * sum(EXAMPLES[k] * (thetas[k] - x) for k in present) / everyone
+        weight = sum(EXAMPLES[k] for k in present)
+        x = sum(EXAMPLES[k] * thetas[k] for k in present) / weight - h / ALPHA
+        out.append({"model": written(x)})
+    return out
+
+
+def text():
+    cases = [{"name": "scaffold", "momentum": 0.0, "rounds": scaffold(0.0)},
+             {"name": "scaffold", "momentum": 0.5, "rounds": scaffold(0.5)},
+             {"name": "feddyn", "momentum": 0.0, "rounds": feddyn()}]
+    return json.dumps(cases, separators=(",", ":")) + "\n"
+
+
+def main():
+    mode, path = sys.argv[1], pathlib.Path(sys.argv[2])
+    if mode == "--write":
+        path.write_text(text())
+        return 0
+    # Another numpy may differ in the last bits.
+    for case, wanted in zip(json.loads(path.read_text()), json.loads(text()), strict=True):
+        same = case["name"] == wanted["name"] and all(
+            np.allclose(a[what], b[what], rtol=0, atol=1e-11)
+            for a, b in zip(case["rounds"], wanted["rounds"], strict=True) for what in b)
+        if not same:
+            print(f"{path}: {wanted['name']} differs; write it again")
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+// What SCAFFOLD and FedDyn do not go with is said with place, reason and mend.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "server/config.h"
+
+namespace tributary::server {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+// [training] begins in line 9; `more` follows it.
+std::string Findings(const std::string& training, const std::string& more = "",
+                     const std::string& model = "logreg") {
+  const auto config = ParseConfig(
+      absl::StrCat("[node]\nname = \"r\"\n[run]\nname = \"r\"\nmodel = \"", model,
+                   "\"\n[checkpoint]\ndirectory = \"checkpoints\"\n[cohort]\n[training]\n",
+                   training, "\n", more),
+      "c.toml");
+  return config.ok() ? "" : Text(config.status());
+}
+
+constexpr char kScaffold[] = "scaffold = 1\npopulation_weight = 100";
+constexpr char kFedDyn[] = "feddyn = 0.1\npopulation_weight = 100";
+
+TEST(AlgorithmsConfig, AreReadAndHandedToClients) {
+  EXPECT_EQ(Findings(kScaffold), "");
+  EXPECT_EQ(Findings(kFedDyn), "");
+  EXPECT_EQ(Findings(kScaffold, "[compression]\ncodec = \"topk(0.1) | ef; scaffold.* = int8\""),
+            "");
+  EXPECT_EQ(Findings(kScaffold, "[aggregation]\noptimizer = \"fedadam\""), "");
+  EXPECT_EQ(Findings(kFedDyn, "[compression]\ncodec = \"int8\"\ndownlink = \"int8\""), "");
+}
+
+TEST(AlgorithmsConfig, NeedTheWeightOfAllClients) {
+  EXPECT_THAT(Findings("scaffold = 1"),
+              AllOf(HasSubstr("c.toml:10:12: "), HasSubstr("give population_weight")));
+  EXPECT_THAT(Findings("feddyn = 0.1"),
+              AllOf(HasSubstr("c.toml:10:10: "), HasSubstr("give population_weight")));
+  EXPECT_THAT(Findings("population_weight = 5"),
+              AllOf(HasSubstr("c.toml:10:21: "), HasSubstr("does nothing without")));
+  EXPECT_THAT(Findings("scaffold = 0.5\npopulation_weight = 5"), HasSubstr("0 or 1"));
+}
+
+TEST(AlgorithmsConfig, ExcludeEachOther) {
+  EXPECT_THAT(Findings(absl::StrCat(kScaffold, "\nfeddyn = 0.1")),
+              HasSubstr("scaffold and feddyn above 0 exclude each other"));
+  EXPECT_THAT(Findings(absl::StrCat(kScaffold, "\nfednova = 1")),
+              HasSubstr("scaffold and fednova above 0 exclude each other"));
+  EXPECT_THAT(Findings(absl::StrCat(kFedDyn, "\nmu = 1")),
+              HasSubstr("feddyn and mu above 0 exclude each other"));
+}
+
+TEST(AlgorithmsConfig, ExcludeWhatChangesWeightsOrHasNoRounds) {
+  const std::string fractions = "[aggregation]\nfractional_weights = true\n";
+  for (const char* algorithm : {kScaffold, kFedDyn}) {
+    EXPECT_THAT(Findings(algorithm, fractions + "[straggler]\nlate = \"carry\""),
+                AllOf(HasSubstr("c.toml:10:"), HasSubstr("weight to stay what it is")));
+    EXPECT_THAT(Findings(algorithm, fractions + "mode = \"async\""),
+                AllOf(HasSubstr("c.toml:10:"), HasSubstr("set [aggregation] mode = \"sync\"")));
+  }
+  EXPECT_THAT(Findings(kScaffold, "[compression]\ndownlink = \"int8\""),
+              AllOf(HasSubstr("c.toml:13:12: "), HasSubstr("control variate")));
+}
+
+TEST(AlgorithmsConfig, ScaffoldsVariatesTakeCodecsThatClientsCanFollow) {
+  for (const char* codec : {"topk(0.1) | ef; small = topk(0.1) | ef", "sketch(0.5)"}) {
+    EXPECT_THAT(Findings(kScaffold, absl::StrCat("[compression]\ncodec = \"", codec, "\"")),
+                AllOf(HasSubstr("c.toml:13:9: "), HasSubstr("\"scaffold.fc."),
+                      HasSubstr("\"; scaffold.* = int8\"")))
+        << codec;
+  }
+}
+
+TEST(AlgorithmsConfig, FedDynHasAServerStepOfItsOwn) {
+  EXPECT_THAT(Findings(kFedDyn, "[aggregation]\noptimizer = \"fedadam\""),
+              AllOf(HasSubstr("c.toml:13:13: "), HasSubstr("whose server step is its own")));
+  EXPECT_THAT(Findings(kFedDyn, "[aggregation]\nserver_learning_rate = 0.5"),
+              HasSubstr("server_learning_rate does nothing with [training] feddyn"));
+}
+
+TEST(AlgorithmsConfig, ScaffoldNeedsAnAveragedTensor) {
+  EXPECT_THAT(Findings(kScaffold, "[aggregation.policies]\n\"fc.*\" = \"sum\""),
+              AllOf(HasSubstr("c.toml:10:12: "), HasSubstr("no such float tensor")));
+}
+
+}  // namespace
+}  // namespace tributary::server
