@@ -125,6 +125,7 @@ void ReadRun(TomlReader& toml, RunConfig* r) {
   ReadIn(toml, "run", "max_failed_rounds", &r->max_failed_rounds, 1, 1e9);
 }
 
+  ReadIn(toml, "run", "rack_rounds", &r->rack_rounds, 1, 1000);
 // A key that the chosen optimizer or schedule does not look at is a mistake of the writer's.
 void RequireUse(TomlReader& toml, const std::string& key, const std::string& of,
                 const std::vector<std::string>& users) {

@@ -83,6 +83,7 @@ struct RunConfig {   // [run]
   double startup_limit_s = 300;    // fewer than the minimum of clients for this long: exit 1
   uint32_t evaluate_every = 1;     // an EVALUATE task after every n-th round; 0: never
   uint32_t max_failed_rounds = 5;  // in a row, then exit 1
+  uint32_t rack_rounds = 1;        // that a rack runs on its own in each of the root's; 1..1000
 };
 
 struct AggregationConfig {                   // [aggregation]

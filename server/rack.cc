@@ -10,6 +10,7 @@
 #include "base/status.h"
 #include "server/internal/async_proto.h"
 #include "server/node_base.h"
+#include "server/rack_rounds.h"
 #include "server/uplink.h"
 
 namespace tributary::server {
@@ -118,13 +119,13 @@ class Rack final : public NodeBase, public UplinkHandler {
     }
     spdlog::info("joined run \"{}\" again", run_);
     if (joined.has_last_outcome() && waiting_outcome_ &&
-        joined.last_outcome().round() == collector_->spec().round()) {
+        joined.last_outcome().round() == parent_spec_.round()) {
       Outcome(joined.last_outcome());
     }
   }
 
   bool SameRound(const v1::RoundSpec& spec) const {
-    const v1::RoundSpec& mine = collector_->spec();
+    const v1::RoundSpec& mine = parent_spec_;
     return collector_->running() && mine.round() == spec.round() && mine.kind() == spec.kind() &&
            mine.base_sha256() == spec.base_sha256() &&
            mine.asynchronous().attempt() == spec.asynchronous().attempt();
@@ -148,8 +149,8 @@ class Rack final : public NodeBase, public UplinkHandler {
     }
     pending_ = task.spec();
     if (collector_->running()) {
-      spdlog::warn("round {} is given up: the parent has begun round {}",
-                   collector_->spec().round(), task.spec().round());
+      spdlog::warn("round {} is given up: the parent has begun round {}", parent_spec_.round(),
+                   task.spec().round());
       if (waiting_outcome_) {
         GiveUp("the parent went on without it");
       } else {
@@ -162,7 +163,7 @@ class Rack final : public NodeBase, public UplinkHandler {
 
   // An asynchronous run's parent wants what there is.
   void Collect(uint64_t round) {
-    const v1::RoundSpec& mine = collector_->spec();
+    const v1::RoundSpec& mine = parent_spec_;
     if (collector_->running() && mine.round() == round && mine.kind() == v1::TRAIN) {
       if (!waiting_outcome_) collector_->CloseNow();  // RoundClosed goes on
       return;
@@ -196,6 +197,8 @@ class Rack final : public NodeBase, public UplinkHandler {
     }
     v1::RoundSpec spec = *std::move(pending_);
     pending_.reset();
+    parent_spec_ = spec;
+    own_.reset();
     auto grid = aggregation::Grid::FromProto(spec.grid());
     if (!grid.ok()) {
       spdlog::error("round {}: {}", spec.round(), Text(grid.status()));
@@ -204,19 +207,28 @@ class Rack final : public NodeBase, public UplinkHandler {
     }
     // Leave time to forward: what it took so far (or a guess), but at most half of the deadline.
     const absl::Duration all = absl::Milliseconds(spec.deadline_ms());
+    const absl::Duration collecting = aggregation::ChildDeadline(all, forward_time_);
+    round_started_ = loop_.Now();
+    if (spec.rack_rounds() > 1) {
+      BeginOwn(*grid, collecting);
+      return;
+    }
     if (spec.has_asynchronous()) {
       // When it is full, and when it has waited for long enough, is the root's to say.
       spec.mutable_asynchronous()->clear_buffer();
       spec.mutable_asynchronous()->clear_flush_ms();
     } else {
-      spec.set_deadline_ms(static_cast<uint64_t>(
-          absl::ToInt64Milliseconds(aggregation::ChildDeadline(all, forward_time_))));
+      spec.set_deadline_ms(static_cast<uint64_t>(absl::ToInt64Milliseconds(collecting)));
     }
-    round_started_ = loop_.Now();
+    BeginCollecting(spec, *grid, model_);
+  }
+
+  void BeginCollecting(const v1::RoundSpec& spec, const aggregation::Grid& grid,
+                       const std::shared_ptr<const ModelVersion>& model) {
     const absl::Status status =
-        collector_->Begin(spec, *grid, 1, absl::Seconds(c_.straggler.rejoin_grace_s), model_);
+        collector_->Begin(spec, grid, 1, absl::Seconds(c_.straggler.rejoin_grace_s), model);
     if (!status.ok()) {
-      Decline(spec, Text(status));
+      Decline(parent_spec_, Text(status));
     } else if (!spec.has_asynchronous() && collector_->Count().clients == 0) {
       // After a restart the clients may be on their way back; an empty rack must not hold its
       // parent up.
@@ -229,6 +241,55 @@ class Rack final : public NodeBase, public UplinkHandler {
     }
   }
 
+  // A round of a parent that leaves racks rounds of their own.
+  void BeginOwn(const aggregation::Grid& grid, absl::Duration collecting) {
+    if (parent_spec_.kind() != v1::TRAIN) {
+      v1::RoundSpec spec = parent_spec_;
+      spec.clear_rack_rounds();
+      spec.set_round(OwnRoundNumber(parent_spec_, 1));
+      spec.set_deadline_ms(static_cast<uint64_t>(absl::ToInt64Milliseconds(collecting)));
+      BeginCollecting(spec, grid, model_);
+      return;
+    }
+    auto own = RackRounds::Create(parent_spec_, grid, model_, loop_.Now(), collecting,
+                                  FoldWorkers(c_.limits));
+    if (!own.ok()) {
+      Decline(parent_spec_, Text(own.status()));
+      return;
+    }
+    own_ = *std::move(own);
+    grid_ = grid;
+    BeginCollecting(own_->Spec(loop_.Now()), grid_, own_->model());
+  }
+
+  // One of the rack's own rounds has closed; the sum and the rack's model are the job's until it
+  // comes back.
+  void OwnClosed(CollectedRound round) {
+    spdlog::info("round {}: its own round {} of {}: {} clients, weight {}", parent_spec_.round(),
+                 own_->own(), own_->rounds(), round.result.clients, round.result.weight);
+    own_->Take(std::move(round));
+    jobs_.Post([this] {
+      loop_.Post([this, status = own_->Step(collector_->sum())] { OwnStepped(status); });
+    });
+  }
+
+  void OwnStepped(const absl::Status& status) {
+    if (pending_.has_value() || ending()) {
+      collector_->Finish(false, false, "the round was given up");
+      BeginPending();
+    } else if (!status.ok()) {
+      spdlog::error("round {}: {}", parent_spec_.round(), Text(status));
+      collector_->Finish(false, false, std::string(status.message()));
+      Decline(parent_spec_, std::string(status.message()));
+    } else if (own_->last() || early_outcome_.has_value()) {
+      SumClosed(own_->Merged());
+    } else {
+      collector_->Finish(true, true, "");
+      own_->Next();
+      BeginCollecting(own_->Spec(loop_.Now()), grid_, own_->model());
+    }
+  }
+
   void Decline(const v1::RoundSpec& spec, const std::string& why) {
     v1::Report report;
     report.set_round(spec.round());
@@ -238,8 +299,7 @@ class Rack final : public NodeBase, public UplinkHandler {
   }
 
   void RoundClosed(CollectedRound round) override {
-    round_ = std::move(round);
-    const v1::RoundSpec& spec = collector_->spec();
+    const v1::RoundSpec& spec = parent_spec_;
     if (pending_.has_value() || ending()) {
       collector_->Finish(false, false, "the round was given up");
       BeginPending();
@@ -249,12 +309,23 @@ class Rack final : public NodeBase, public UplinkHandler {
       v1::Report report;
       report.set_round(spec.round());
       report.set_kind(spec.kind());
-      *report.mutable_metrics() = round_.metrics;
-      report.set_contributors(round_.result.clients);
+      *report.mutable_metrics() = round.metrics;
+      report.set_contributors(round.result.clients);
       uplink_->SendReport(report);
       collector_->Finish(true, true, "");
       return;
     }
+    if (own_ != nullptr) {
+      OwnClosed(std::move(round));
+    } else {
+      SumClosed(std::move(round));
+    }
+  }
+
+  // What is to go up is there.
+  void SumClosed(CollectedRound round) {
+    const v1::RoundSpec& spec = parent_spec_;
+    round_ = std::move(round);
     waiting_outcome_ = true;
     Buffered(0);  // what it had is on its way
     if (round_.result.clients == 0) {
@@ -269,7 +340,7 @@ class Rack final : public NodeBase, public UplinkHandler {
       }
       report.set_late(round_.result.late);
       uplink_->SendReport(report);
-    } else {
+    } else if (own_ == nullptr || own_->last()) {
       SendUp();
     }
     if (early_outcome_.has_value()) {
@@ -281,7 +352,7 @@ class Rack final : public NodeBase, public UplinkHandler {
 
   void SendUp() {
     if (round_.result.clients == 0) return;
-    const v1::RoundSpec& spec = collector_->spec();
+    const v1::RoundSpec& spec = parent_spec_;
     v1::PartialSumHeader header;
     header.set_run(run_);
     header.set_round(spec.round());
@@ -316,8 +387,8 @@ class Rack final : public NodeBase, public UplinkHandler {
   }
 
   void Outcome(const v1::Outcome& outcome) {
-    if (!collector_->running() || outcome.round() != collector_->spec().round() ||
-        collector_->spec().kind() != v1::TRAIN) {
+    if (!collector_->running() || outcome.round() != parent_spec_.round() ||
+        parent_spec_.kind() != v1::TRAIN) {
       return;
     }
     if (!waiting_outcome_) {
@@ -335,10 +406,9 @@ class Rack final : public NodeBase, public UplinkHandler {
     report.committed = outcome.committed() && outcome.included();
     report.why_not = outcome.reason();
     report.collected = round_;
-    report.weight_fraction_bits =
-        static_cast<int>(collector_->spec().grid().weight_fraction_bits());
+    report.weight_fraction_bits = static_cast<int>(parent_spec_.grid().weight_fraction_bits());
     report.seconds = absl::ToDoubleSeconds(loop_.Now() - round_started_);
-    report.codec = collector_->spec().codec();
+    report.codec = parent_spec_.codec();
     report.transport = uplink_->transport();
     report.model_bytes = model_->bytes.size();
     report.model_sha256 = absl::BytesToHexString(model_->sha256);
@@ -361,6 +431,9 @@ class Rack final : public NodeBase, public UplinkHandler {
   std::shared_ptr<const aggregation::ModelLayout> layout_;
   std::shared_ptr<const ModelVersion> model_;
   std::optional<v1::RoundSpec> pending_;
+  v1::RoundSpec parent_spec_;        // of the round that runs, as the parent sent it
+  std::unique_ptr<RackRounds> own_;  // null: the parent's round is the rack's own
+  aggregation::Grid grid_;           // of own_
   std::optional<v1::Outcome> early_outcome_;
   bool waiting_outcome_ = false;
   uint64_t lent_to_ = 0;  // the given up forward that still reads the sum; 0: none
@@ -368,6 +441,7 @@ class Rack final : public NodeBase, public UplinkHandler {
   absl::Duration round_started_;
   absl::Duration forward_time_ = kFirstForwardGuess;
   std::unique_ptr<Uplink> uplink_;
+  JobThread jobs_;  // the last member: it ends before what its jobs use
 };
 
 }  // namespace

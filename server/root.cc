@@ -274,6 +274,7 @@ class Root final : public NodeBase {
     // round's.
     spec.set_max_client_weight(c_.aggregation.max_client_weight << grid_.weight_fraction_bits);
     for (const auto& [name, value] : c_.training.values)
+    if (c_.run->rack_rounds > 1) spec.set_rack_rounds(c_.run->rack_rounds);
       (*spec.mutable_hyperparameters())[name] = value;
     return spec;
   }

@@ -1,4 +1,4 @@
-// SCAFFOLD's and FedDyn's place in a run.
+// SCAFFOLD's, FedDyn's and the racks' own rounds' place in a run.
 #include "server/internal/algorithms.h"
 
 #include <string>
@@ -87,6 +87,39 @@ void CheckServerStep(TomlReader& toml, const AggregationConfig& a) {
   own(a.server_warmup_rounds == 0, "server_warmup_rounds");
 }
 
+// Racks with rounds of their own apply means themselves: what only the root can take apart, or a
+// client can take back, does not go with it.
+void CheckRackRounds(TomlReader& toml, const Config& c, const ModelLayout* layout) {
+  if (c.run->rack_rounds <= 1) return;
+  const auto exclude = [&toml](bool there, const std::string& what, const std::string& why) {
+    toml.Require(!there, "run", "rack_rounds",
+                 absl::StrCat("[run] rack_rounds above 1 does not go with ", what, ": ", why));
+  };
+  for (const char* name : {"fednova", "scaffold", "feddyn"}) {
+    exclude(c.training.values.at(name) > 0, absl::StrCat("[training] ", name),
+            "its server step is the root's alone");
+  }
+  exclude(c.aggregation.mode != "sync",
+          absl::StrCat("[aggregation] mode = ", Quoted(c.aggregation.mode)), "there are no rounds");
+  exclude(c.straggler.late != "drop", absl::StrCat("[straggler] late = ", Quoted(c.straggler.late)),
+          "a late update is of another model of its rack's");
+  exclude(c.compression.downlink != kNoDownlinkCodec, "[compression] downlink",
+          "racks' own models go down whole");
+  const auto codec = compression::CodecPolicy::Parse(c.compression.codec);
+  if (!codec.ok()) return;  // said already
+  exclude((*codec)->error_feedback(), "ef and ef21 in [compression] codec",
+          "what a client keeps could not be rolled back over several rounds");
+  exclude((*codec)->transforms(), "dct in [compression] codec",
+          "sums of coefficients are taken back at the root");
+  for (uint32_t t = 0; layout != nullptr && t < layout->tensors().size(); ++t) {
+    const TensorSpec& tensor = layout->tensors()[t];
+    const auto& how = (*codec)->For(tensor.name, layout->TensorElements(t), tensor.shape.size());
+    if (!Averaged(tensor) || compression::SketchFormOf(*how.codec) == nullptr) continue;
+    exclude(true, "sketch in [compression] codec", "sums of cells are taken apart at the root");
+    return;
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<const ModelLayout>> RunLayout(
@@ -131,6 +164,7 @@ aggregation::OptimizerOptions OptimizerOptionsOf(const Config& c, const aggregat
 }
 
 void CheckAlgorithms(TomlReader& toml, const Config& c, const ModelLayout* layout) {
+  CheckRackRounds(toml, c, layout);
   const auto& values = c.training.values;
   const bool scaffold = values.at("scaffold") > 0;
   const bool feddyn = values.at("feddyn") > 0;

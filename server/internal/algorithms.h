@@ -29,6 +29,7 @@ aggregation::OptimizerOptions OptimizerOptionsOf(const Config& config,
                                                  const aggregation::ModelLayout& layout);
 
 // Findings at the key that is best mended. `layout`: RunLayout's, or null where there is none.
+// Those of [run] rack_rounds among them.
 void CheckAlgorithms(TomlReader& toml, const Config& config,
                      const aggregation::ModelLayout* layout);
 

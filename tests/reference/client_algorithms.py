@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Three rounds of SCAFFOLD and of FedDyn in float64, from the papers' algorithms alone.
+"""Three rounds of SCAFFOLD, of FedDyn and of HierFAVG in float64, from the papers' algorithms alone.
 
     client_algorithms.py --check FILE   fails where the file is not what this program would write
     client_algorithms.py --write FILE   writes it
 
 SCAFFOLD: Karimireddy et al., ICML 2020, algorithm 1 with option II for the control variates.
 FedDyn: Acar et al., ICLR 2021, algorithm 1, its local problem solved as far as STEPS steps go.
-Both averages are weighted by examples, as the objective is. The clients are multinomial logistic
-regressions on a few made-up images; client 1 is away in round 2.
+HierFAVG: Liu et al., ICC 2020, algorithm 1, with kappa_2 edge rounds between two of the cloud's.
+All averages are weighted by examples, as the objectives are. The clients are multinomial logistic
+regressions on a few made-up images; client 1 is away in round 2
+(HierFAVG: in the second of all edge rounds).
 """
 import json
 import pathlib
@@ -96,10 +98,42 @@ def feddyn():
     return out
 
 
+EDGES = [[0, 2], [1]]
+
+
+def hierfavg(kappa):
+    x = base()
+    out = []
+    for r in range(ROUNDS):
+        total, weight = np.zeros_like(x), 0
+        for members in EDGES:
+            edge = x.copy()
+            examples = sum(EXAMPLES[k] for k in members)  # who came in at least one edge round
+            for j in range(kappa):
+                present = [k for k in members if not (k == 1 and r * kappa + j + 1 == 2)]
+                if not present:
+                    continue
+                ends = []
+                for k in present:
+                    images, labels = data(k)
+                    w = edge.copy()
+                    for _ in range(STEPS):
+                        w = w - RATE * gradient(w, images, labels)
+                    ends.append(EXAMPLES[k] * w)
+                edge = sum(ends) / sum(EXAMPLES[k] for k in present)
+            total += examples * edge
+            weight += examples
+        x = total / weight
+        out.append({"model": written(x)})
+    return out
+
+
 def text():
     cases = [{"name": "scaffold", "momentum": 0.0, "rounds": scaffold(0.0)},
              {"name": "scaffold", "momentum": 0.5, "rounds": scaffold(0.5)},
-             {"name": "feddyn", "momentum": 0.0, "rounds": feddyn()}]
+             {"name": "feddyn", "momentum": 0.0, "rounds": feddyn()},
+             {"name": "hierfavg", "kappa": 2, "rounds": hierfavg(2)},
+             {"name": "hierfavg", "kappa": 3, "rounds": hierfavg(3)}]
     return json.dumps(cases, separators=(",", ":")) + "\n"
 
 

@@ -82,6 +82,33 @@ TEST(AlgorithmsConfig, FedDynHasAServerStepOfItsOwn) {
               HasSubstr("server_learning_rate does nothing with [training] feddyn"));
 }
 
+TEST(AlgorithmsConfig, RacksOwnRoundsExcludeWhatOnlyTheRootOrAClientCanUndo) {
+  const auto with = [](const std::string& more, int rounds = 2) {
+    const auto config = ParseConfig(
+        absl::StrCat(
+            "[node]\nname = \"r\"\n[run]\nname = \"r\"\nmodel = \"logreg\"\nrack_rounds = ", rounds,
+            "\n[checkpoint]\ndirectory = \"checkpoints\"\n", more),
+        "c.toml");
+    return config.ok() ? "" : Text(config.status());
+  };
+  EXPECT_EQ(with(""), "");
+  EXPECT_EQ(with("[training]\nmu = 0.1\n[compression]\ncodec = \"int8\""), "");
+  EXPECT_EQ(with("[training]\nfednova = 1", 1), "");
+  EXPECT_THAT(with("", 0), AllOf(HasSubstr("c.toml:6:15: "), HasSubstr("1")));
+  EXPECT_THAT(with("", 1001), HasSubstr("c.toml:6:15: "));
+  for (const std::string algorithm : {"fednova = 1", kScaffold, kFedDyn}) {
+    EXPECT_THAT(with("[training]\n" + algorithm),
+                AllOf(HasSubstr("c.toml:6:15: "), HasSubstr("the root's alone")));
+  }
+  EXPECT_THAT(with("[aggregation]\nfractional_weights = true\nmode = \"async\""),
+              HasSubstr("there are no rounds"));
+  EXPECT_THAT(with("[aggregation]\nfractional_weights = true\n[straggler]\nlate = \"carry\""),
+              HasSubstr("late = \"carry\""));
+  EXPECT_THAT(with("[compression]\ndownlink = \"int8\""), HasSubstr("go down whole"));
+  EXPECT_THAT(with("[compression]\ncodec = \"topk(0.1) | ef\""), HasSubstr("rolled back"));
+  EXPECT_THAT(with("[compression]\ncodec = \"sketch(0.5)\""), HasSubstr("taken apart"));
+}
+
 TEST(AlgorithmsConfig, ScaffoldNeedsAnAveragedTensor) {
   EXPECT_THAT(Findings(kScaffold, "[aggregation.policies]\n\"fc.*\" = \"sum\""),
               AllOf(HasSubstr("c.toml:10:12: "), HasSubstr("no such float tensor")));

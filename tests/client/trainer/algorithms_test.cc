@@ -3,131 +3,19 @@
 // restarts of the root and of the clients.
 #include <gmock/gmock.h>
 
-#include <cmath>
-#include <fstream>
-#include <map>
-#include <nlohmann/json.hpp>
-
 #include "aggregation/variates.h"
-#include "client/client.h"
-#include "tests/server/node_fixture.h"
-#include "training_fixture.h"
+#include "nodes_fixture.h"
 
 namespace tributary::client::trainer {
 namespace {
 
 using server::RoundReport;
-using server::TempDir;
 using server::TestNode;
-
-constexpr int kClients = 3;
-constexpr size_t kExamples[kClients] = {12, 7, 5};
-constexpr uint64_t kAwayRound = 2;  // client 1 declines it
-constexpr size_t kEvery = 61;
-
-// As in the reference.
-TorchTrainer::Data DataOf(size_t client) {
-  TorchTrainer::Data data{.format = {.dataset = "made up",
-                                     .channels = 1,
-                                     .height = 28,
-                                     .width = 28,
-                                     .classes = 10,
-                                     .pixel_max = 255,
-                                     .mean = 0,
-                                     .deviation = 4},
-                          .train = {},
-                          .test = {}};
-  for (size_t i = 0; i < kExamples[client]; ++i) {
-    const size_t label = (i * 3 + client * 4) % 10;
-    data.train.labels.push_back(static_cast<uint8_t>(label));
-    for (size_t p = 0; p < 784; ++p) {
-      data.train.pixels.push_back(
-          static_cast<uint8_t>((p * 31 + label * 57 + i * 11 + client * 101) % 256));
-    }
-  }
-  return data;
-}
-
-std::string WriteModel(const TempDir& dir) {
-  const auto layout = *models::BuiltinLayout("logreg");
-  std::vector<uint8_t> bytes(layout->model_bytes());
-  for (size_t i = 0; i < bytes.size() / 4; ++i) {
-    const float value = static_cast<float>(static_cast<int>(i * 13 % 29) - 14) / 256;
-    std::memcpy(bytes.data() + 4 * i, &value, 4);
-  }
-  const std::string path = dir / "start.safetensors";
-  EXPECT_TRUE(models::WriteSafetensors(path, *layout, bytes, {}).ok());
-  return path;
-}
-
-// TorchTrainer, but away in one round; remembers what it was given last.
-class Watched final : public Trainer {
- public:
-  Watched(size_t client, std::shared_ptr<NetworkPool> pool)
-      : client_(client),
-        inner_(testing::MakeTrainer(std::move(pool), DataOf(client),
-                                    "client-" + std::to_string(client))) {}
-  absl::StatusOr<TrainResult> Train(const TrainTask& task,
-                                    const std::function<bool()>& cancelled) override {
-    memory_.clear();
-    for (const auto& tensor : task.memory) memory_.emplace_back(tensor.begin(), tensor.end());
-    base_ = task.base;
-    layout_ = task.layout;
-    if (client_ == 1 && task.spec.round() == kAwayRound) return absl::UnavailableError("away");
-    return inner_->Train(task, cancelled);
-  }
-  absl::StatusOr<std::vector<v1::Metric>> Evaluate(const TrainTask& task) override {
-    return inner_->Evaluate(task);
-  }
-  const std::vector<std::vector<float>>& memory() const { return memory_; }
-  const ModelBytes& base() const { return base_; }
-  const aggregation::ModelLayout& layout() const { return *layout_; }
-
- private:
-  const size_t client_;
-  const std::unique_ptr<TorchTrainer> inner_;
-  std::vector<std::vector<float>> memory_;
-  ModelBytes base_;
-  std::shared_ptr<const aggregation::ModelLayout> layout_;
-};
-
-// The three clients, each on a thread of its own, until they are stopped or the run ends.
-class Clients {
- public:
-  // Client i joins endpoints[i]; `epoch` is larger in each later life.
-  Clients(const std::vector<std::string>& endpoints, const std::string& state, uint64_t epoch) {
-    const auto pool = testing::MakePool("logreg", kClients);
-    for (size_t i = 0; i < kClients; ++i) {
-      trainers_.push_back(std::make_unique<Watched>(i, pool));
-      ClientOptions options;
-      options.endpoints = {endpoints[i]};
-      options.id = "client-" + std::to_string(i);
-      options.examples = kExamples[i];
-      options.epoch = epoch;
-      options.state_directory = state;
-      options.backoff_max = absl::Milliseconds(200);
-      auto client = Client::Create(std::move(options), trainers_.back().get());
-      EXPECT_TRUE(client.ok()) << client.status();
-      clients_.push_back(*std::move(client));
-    }
-    for (auto& client : clients_) threads_.emplace_back([&client] { (void)client->Run(); });
-  }
-  ~Clients() { Stop(); }
-  void Stop() {
-    for (auto& client : clients_) client->Shutdown();
-    Join();
-  }
-  void Join() {
-    for (std::thread& thread : threads_) thread.join();
-    threads_.clear();
-  }
-  const Watched& trainer(size_t i) const { return *trainers_[i]; }
-
- private:
-  std::vector<std::unique_ptr<Watched>> trainers_;
-  std::vector<std::unique_ptr<Client>> clients_;
-  std::vector<std::thread> threads_;
-};
+using testing::Clients;
+using testing::kAwayRound;
+using testing::kClients;
+using testing::kExamples;
+using testing::Watched;
 
 struct Algorithm {
   const char* name;
@@ -142,27 +30,13 @@ const std::vector<Algorithm>& Algorithms() {
   return *all;
 }
 
-class AlgorithmsTest : public ::testing::Test {
+class AlgorithmsTest : public testing::NodesTest {
  protected:
-  // The cohort is everybody (a fraction, so that a round may count without the one that is away).
   std::string Root(const Algorithm& algorithm, const std::string& checkpoints, int rounds = 3,
-                   const std::string& codec = "fp32") {
-    return absl::StrFormat(
-        "[node]\nname = \"root\"\nlisten = \"127.0.0.1:0\"\n[transport]\nlisten = "
-        "\"127.0.0.1:0\"\n[run]\nname = \"r\"\nrounds = %d\nmodel = \"%s\"\nevaluate_every = 0\n"
-        "[cohort]\nminimum = 3\nfraction = 0.999999\n[compression]\ncodec = \"%s\"\n[checkpoint]\n"
-        "directory = \"%s\"\nkeep = 10\n[training]\nlr = 0.1\nlocal_epochs = 5\nbatch_size = 0\n"
-        "momentum = %g\n%s",
-        rounds, model_, codec, dir_ / checkpoints, algorithm.momentum, algorithm.training);
-  }
-  static std::string Rack(const std::string& name, const TestNode& root) {
-    return absl::StrFormat(
-        "[node]\nname = \"%s\"\nlisten = \"127.0.0.1:0\"\nparent = [\"%s\"]\n[transport]\nlisten = "
-        "\"127.0.0.1:0\"\n",
-        name, root.endpoint());
-  }
-  static std::vector<std::string> Everywhere(const TestNode& node) {
-    return std::vector<std::string>(kClients, node.endpoint());
+                   const std::string& codec = "fp32") const {
+    return NodesTest::Root(
+        checkpoints, absl::StrFormat("momentum = %g\n%s", algorithm.momentum, algorithm.training),
+        "", rounds, codec);
   }
   std::vector<std::string> RunFlat(const Algorithm& algorithm, const std::string& checkpoints) {
     TestNode root(Root(algorithm, checkpoints));
@@ -178,40 +52,11 @@ class AlgorithmsTest : public ::testing::Test {
     clients.Join();
     return hashes;
   }
-  std::vector<float> Floats(const std::string& checkpoints, int round, bool variates) {
-    const auto model = models::ReadSafetensors(
-        dir_ / absl::StrFormat("%s/r/%08d/model.safetensors", checkpoints, round));
-    EXPECT_TRUE(model.ok()) << model.status();
-    std::vector<float> out;
-    for (const std::string name : {"fc.weight", "fc.bias"}) {
-      const std::string wanted = (variates ? aggregation::kVariatePrefix : "") + name;
-      for (uint32_t t = 0; t < model->layout->tensors().size(); ++t) {
-        if (model->layout->tensors()[t].name != wanted) continue;
-        const size_t at = out.size();
-        out.resize(at + model->layout->TensorElements(t));
-        std::memcpy(out.data() + at, model->bytes.data() + model->layout->TensorByteOffset(t),
-                    (out.size() - at) * sizeof(float));
-      }
-    }
-    EXPECT_EQ(out.size(), 7850u);
-    return out;
-  }
-  static double LargestError(const std::vector<float>& got, const nlohmann::json& wanted) {
-    double largest = 0;
-    for (size_t i = 0; i < wanted.size(); ++i) {
-      largest = std::max(largest, std::abs(got[kEvery * i] - wanted[i].get<double>()));
-    }
-    EXPECT_EQ(wanted.size(), (got.size() + kEvery - 1) / kEvery);
-    return largest;
-  }
-
-  TempDir dir_;
-  const std::string model_ = WriteModel(dir_);
 };
 
 TEST_F(AlgorithmsTest, ThreeRoundsEqualFloat64ToOneMillionth) {
-  const auto cases = nlohmann::json::parse(
-      std::ifstream(TRIBUTARY_SOURCE_DIR "/tests/golden/algorithms/three_rounds.json"));
+  nlohmann::json cases = testing::ThreeRounds("scaffold");
+  for (const auto& one : testing::ThreeRounds("feddyn")) cases.push_back(one);
   ASSERT_EQ(cases.size(), Algorithms().size());
   for (size_t a = 0; a < cases.size(); ++a) {
     const Algorithm& algorithm = Algorithms()[a];
@@ -223,11 +68,12 @@ TEST_F(AlgorithmsTest, ThreeRoundsEqualFloat64ToOneMillionth) {
       SCOPED_TRACE(
           absl::StrCat(algorithm.name, ", momentum ", algorithm.momentum, ", round ", round));
       const auto& wanted = cases[a]["rounds"][static_cast<size_t>(round) - 1];
-      const double error = LargestError(Floats(checkpoints, round, false), wanted["model"]);
+      const double error = LargestError(Floats(checkpoints, round), wanted["model"]);
       RecordProperty(absl::StrCat(algorithm.name, a, "_", round), absl::StrCat(error));
       EXPECT_LT(error, 1e-6);
       if (!wanted.contains("variate")) continue;
-      const double off = LargestError(Floats(checkpoints, round, true), wanted["variate"]);
+      const double off =
+          LargestError(Floats(checkpoints, round, aggregation::kVariatePrefix), wanted["variate"]);
       RecordProperty(absl::StrCat("variate", a, "_", round), absl::StrCat(off));
       EXPECT_LT(off, 1e-6);
     }
