@@ -51,6 +51,7 @@ absl::StatusOr<Process> Process::Start(const std::vector<std::string>& argv,
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, nullptr);
+    if (options.stdin_fd >= 0) dup2(options.stdin_fd, 0);
     if (log >= 0) dup2(log, 2);
     if (options.pipe_stdout) {
       dup2(fds[1], 1);

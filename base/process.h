@@ -18,6 +18,7 @@ class Process {
   struct Options {
     std::string log_file;      // standard error, and standard output unless piped; "": inherited
     bool pipe_stdout = false;  // read it with stdout_fd()
+    int stdin_fd = -1;         // becomes its standard input; -1: inherited
   };
   static absl::StatusOr<Process> Start(const std::vector<std::string>& argv,
                                        const Options& options);

@@ -372,4 +372,10 @@ absl::StatusOr<Checkpoint> CheckpointStore::Load(std::vector<std::string>* warni
       absl::StrCat("no checkpoint in ", path_, " can be read; move it away to start afresh"));
 }
 
+std::string CheckpointStore::model_file() const {
+  if (manifest_.entries().empty()) return "";
+  return absl::StrCat(path_, "/", manifest_.entries(manifest_.entries_size() - 1).directory(),
+                      "/model.safetensors");
+}
+
 }  // namespace tributary::server

@@ -48,6 +48,8 @@ class CheckpointStore {
   absl::StatusOr<Checkpoint> Load(std::vector<std::string>* warnings);
 
   const std::string& path() const { return path_; }  // <dir>/<run>
+  // The newest checkpoint's model.safetensors; "" where there is none.
+  std::string model_file() const;
 
  private:
   CheckpointStore() = default;

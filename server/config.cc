@@ -14,14 +14,16 @@
 #include "base/toml_checks.h"
 #include "compression/policy.h"
 #include "models/builtin.h"
+#include "server/evaluator.h"
 #include "server/fabrics.h"
 #include "server/internal/config_checks.h"
 
 namespace tributary::server {
 namespace {
 
-const std::vector<std::string> kRunSections = {
-    "run", "aggregation", "async", "cohort", "straggler", "compression", "checkpoint", "training"};
+const std::vector<std::string> kRunSections = {"run",        "aggregation", "async",
+                                               "cohort",     "straggler",   "compression",
+                                               "checkpoint", "training",    "evaluation"};
 
 bool IsName(const std::string& text) {
   return !text.empty() && text.size() <= 128 && text != "." && text != ".." &&
@@ -123,9 +125,9 @@ void ReadRun(TomlReader& toml, RunConfig* r) {
   ReadIn(toml, "run", "startup_limit_s", &r->startup_limit_s, 0.1, 1e7);
   ReadIn(toml, "run", "evaluate_every", &r->evaluate_every, 0, 1e9);
   ReadIn(toml, "run", "max_failed_rounds", &r->max_failed_rounds, 1, 1e9);
+  ReadIn(toml, "run", "rack_rounds", &r->rack_rounds, 1, 1000);
 }
 
-  ReadIn(toml, "run", "rack_rounds", &r->rack_rounds, 1, 1000);
 // A key that the chosen optimizer or schedule does not look at is a mistake of the writer's.
 void RequireUse(TomlReader& toml, const std::string& key, const std::string& of,
                 const std::vector<std::string>& users) {
@@ -346,6 +348,22 @@ void ReadRoundSections(TomlReader& toml, Config* c) {
   ReadIn(toml, "checkpoint", "keep", &c->checkpoint.keep, 1, 1000);
 }
 
+void ReadEvaluation(TomlReader& toml, EvaluationConfig* e) {
+  toml.Read("evaluation", "command", &e->command);
+  ReadIn(toml, "evaluation", "every", &e->every, 1, 1e9);
+  ReadIn(toml, "evaluation", "timeout_s", &e->timeout_s, 0.1, 1e6);
+  if (!toml.Has("evaluation")) return;
+  if (e->command.empty() || e->command.front().empty()) {
+    toml.Complain("evaluation", toml.Has("evaluation", "command") ? "command" : "",
+                  "[evaluation] command is required: a program and its arguments, as in "
+                  "[\"tributary-client\", \"--evaluate\", \"FILE\"]");
+    return;
+  }
+  const absl::Status found = FindProgram(e->command.front()).status();
+  toml.Require(found.ok(), "evaluation", "command",
+               absl::StrCat("[evaluation] command: ", found.message()));
+}
+
 // A client's file, given to the wrong program: one finding says it better than a dozen.
 absl::Status CheckKind(const TomlReader& toml) {
   if (!toml.Has("client") || toml.Has("node")) return absl::OkStatus();
@@ -369,6 +387,7 @@ absl::StatusOr<Config> Interpret(TomlReader toml) {
     ReadRoundSections(toml, &config);
     ReadTraining(toml, config.straggler, &config.training);
     ReadAsync(toml, config, &config.asynchronous);
+    ReadEvaluation(toml, &config.evaluation);
     CheckRunTogether(toml, config);
   } else {
     for (const std::string& section : kRunSections) {

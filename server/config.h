@@ -152,6 +152,12 @@ struct CompressionConfig {  // [compression]
   uint32_t downlink_steps = 16;             // the last steps that each tier keeps; 1..4096
 };
 
+struct EvaluationConfig {            // [evaluation]: the root's own, beside the clients'
+  std::vector<std::string> command;  // program and arguments; empty: none (server/evaluator.h)
+  uint32_t every = 1;                // after every n-th round, and the last; 1..1e9
+  double timeout_s = 60;             // for one model; the round waits so long at most
+};
+
 struct CheckpointConfig {  // [checkpoint]
   std::string directory;   // required at the root
   int keep = 3;            // 1..1000
@@ -181,6 +187,7 @@ struct Config {
   StragglerConfig straggler;
   CompressionConfig compression;
   CheckpointConfig checkpoint;
+  EvaluationConfig evaluation;
   TrainingConfig training;
   // Where keys stand in the file ("path:line:column"), by "section.key": for errors found later,
   // such as a port in use.

@@ -19,6 +19,7 @@
 #include "models/safetensors.h"
 #include "server/checkpoint.h"
 #include "server/downlink.h"
+#include "server/evaluator.h"
 #include "server/internal/algorithms.h"
 #include "server/internal/async_proto.h"
 #include "server/internal/config_checks.h"
@@ -35,6 +36,7 @@ constexpr uint64_t kMostStateBytes = 2'000'000'000;
 class Root final : public NodeBase {
  public:
   explicit Root(Options options) : NodeBase(std::move(options)), c_(options_.config) {}
+  ~Root() override { judge_.Cancel(); }
 
   absl::Status Open() {
     std::string note;
@@ -272,9 +274,9 @@ class Root final : public NodeBase {
     spec.set_quorum(c_.straggler.quorum);
     // In the grid's units, as all weights on the wire. The proof has room for it: it is at most the
     // round's.
+    if (c_.run->rack_rounds > 1) spec.set_rack_rounds(c_.run->rack_rounds);
     spec.set_max_client_weight(c_.aggregation.max_client_weight << grid_.weight_fraction_bits);
     for (const auto& [name, value] : c_.training.values)
-    if (c_.run->rack_rounds > 1) spec.set_rack_rounds(c_.run->rack_rounds);
       (*spec.mutable_hyperparameters())[name] = value;
     return spec;
   }
@@ -296,8 +298,7 @@ class Root final : public NodeBase {
       report_.evaluation = MetricMeans(round.metrics);
       report_.collected.bytes.AddModels(round.bytes);
       collector_->Finish(true, true, "");
-      Publish(report_);
-      AfterRound();
+      RoundOver();
       return;
     }
     report_ = {};
@@ -445,12 +446,44 @@ class Root final : public NodeBase {
     Passed(round_, "publish");
     const bool evaluate = c_.run->evaluate_every > 0 && !shutting_down_ &&
                           (round_ % c_.run->evaluate_every == 0 || round_ >= c_.run->rounds);
+    StartJudging();
     if (evaluate && collector_->Count().clients > 0) {
       const double seconds = report_.seconds;
       StartRound(v1::EVALUATE);
       report_.seconds = seconds;
       return;
     }
+    RoundOver();
+  }
+
+  // ---- The root's own evaluation, at the same time as the clients'
+
+  void StartJudging() {
+    if (c_.evaluation.command.empty() || shutting_down_) return;
+    if (round_ % c_.evaluation.every != 0 && round_ < c_.run->rounds) return;
+    judging_ = true;
+    judge_jobs_.Post([this, file = store_->model_file()] {
+      const auto result = judge_.Evaluate(file, absl::Seconds(c_.evaluation.timeout_s));
+      loop_.Post([this, result] { Judged(result); });
+    });
+  }
+
+  void Judged(const absl::StatusOr<std::map<std::string, double>>& result) {
+    if (!std::exchange(judging_, false)) return;
+    if (result.ok()) {
+      report_.root_evaluation = *result;
+    } else {
+      report_.root_evaluation_failed = std::string(result.status().message());
+      spdlog::warn("round {}: no evaluation at the root: {}", round_, Text(result.status()));
+    }
+    if (std::exchange(awaiting_judge_, false)) RoundOver();
+  }
+
+  // The committed round is told of once all evaluations of its model are there.
+  void RoundOver() {
+    if (ending()) return;
+    awaiting_judge_ = judging_;
+    if (judging_) return;
     Publish(report_);
     AfterRound();
   }
@@ -474,6 +507,7 @@ class Root final : public NodeBase {
                                           ? "the running round may finish within the grace time"
                                           : "no round is running");
     if (!collector_->running()) {
+      if (std::exchange(awaiting_judge_, false)) Publish(report_);
       End(v1::Stop::GOING_AWAY, "shutting down", absl::OkStatus());
       return;
     }
@@ -502,7 +536,11 @@ class Root final : public NodeBase {
   EventLoop::TimerId waiting_timer_ = 0;
   v1::RoundSpec spec_;
   RoundReport report_;
-  JobThread jobs_;  // the last member: it ends before what its jobs use
+  bool judging_ = false;         // the evaluator has the last model
+  bool awaiting_judge_ = false;  // and nothing else is waited for
+  Evaluator judge_{c_.evaluation.command};
+  JobThread judge_jobs_;  // the evaluator dies with this thread
+  JobThread jobs_;        // the last member: it ends before what its jobs use
 };
 
 }  // namespace

@@ -77,6 +77,8 @@ std::string ToJson(const RoundReport& r) {
   json["metrics"] =
       r.metrics.empty() ? nlohmann::ordered_json::object() : nlohmann::ordered_json(r.metrics);
   if (!r.evaluation.empty()) json["evaluation"] = r.evaluation;
+  if (!r.root_evaluation.empty()) json["root_evaluation"] = r.root_evaluation;
+  if (!r.root_evaluation_failed.empty()) json["root_evaluation_failed"] = r.root_evaluation_failed;
   // Ids are a peer's bytes: what is not UTF-8 must not throw here.
   return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
@@ -90,6 +92,9 @@ std::string ToText(const RoundReport& r) {
   }
   if (const auto it = r.evaluation.find("test_loss"); it != r.evaluation.end()) {
     absl::StrAppendFormat(&line, "  loss %.4f", it->second);
+  }
+  if (const auto it = r.root_evaluation.find("accuracy"); it != r.root_evaluation.end()) {
+    absl::StrAppendFormat(&line, "  at the root %5.2f %%", 100 * it->second);
   }
   absl::StrAppendFormat(
       &line,

@@ -31,6 +31,10 @@ struct RoundReport {
   std::map<std::string, double>
       metrics;  // means over examples: what clients reported with their updates
   std::map<std::string, double> evaluation;  // of the model after this round; empty: not evaluated
+  // The same by the root's evaluator (server/evaluator.h), or why there is none, where it was
+  // asked.
+  std::map<std::string, double> root_evaluation;
+  std::string root_evaluation_failed;
 };
 
 std::string ToJson(const RoundReport& report);  // one line, no newline

@@ -27,6 +27,10 @@ void ReadClient(TomlReader& toml, const ConfigOverrides& overrides, ClientConfig
   if (overrides.id) c->id = *overrides.id;
   if (!overrides.endpoints.empty()) c->endpoints = overrides.endpoints;
   if (overrides.threads) c->threads = *overrides.threads;
+  if (overrides.evaluate) {
+    if (c->id.empty()) c->id = "evaluator";
+    return;
+  }
   toml.Require(!c->id.empty() && c->id.size() <= kMaxIdBytes, "client", "id",
                "[client] id is required: 1 to 256 bytes, unique in the run");
   toml.Require(!c->endpoints.empty(), "client", "endpoints",

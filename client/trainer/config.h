@@ -40,6 +40,8 @@ struct ConfigOverrides {
   std::optional<uint32_t> threads = std::nullopt;
   // This many clients in one process: replaces `clients`, and the index is 0.
   std::optional<uint32_t> simulate = std::nullopt;
+  // Only models are evaluated: no aggregator is joined, so id and endpoints are not required.
+  bool evaluate = false;
 };
 
 // INVALID_ARGUMENT with every finding, one a line, as

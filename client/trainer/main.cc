@@ -3,12 +3,14 @@
 #include <csignal>
 #include <cstdio>
 #include <exception>
+#include <iostream>
 
 #include "base/early_signals.h"
 #include "base/log_setup.h"
 #include "base/status.h"
 #include "client/trainer/config.h"
 #include "client/trainer/internal/fleet.h"
+#include "client/trainer/internal/judge.h"
 #include "client/trainer/internal/probe.h"
 #include "client/trainer/internal/virtual_run.h"
 
@@ -52,6 +54,14 @@ int Run(const std::string& file, const ConfigOverrides& overrides, bool probe) {
   return (*fleet)->Run().ok() ? kDone : kFailed;
 }
 
+int Evaluate(const std::string& file, const ConfigOverrides& overrides) {
+  const auto config = LoadClientConfig(file, overrides);
+  if (!config.ok()) return Refuse(config.status());
+  const absl::Status done = JudgeModels(*config, std::cin, std::cout);
+  if (!done.ok()) std::fprintf(stderr, "%s: %s\n", file.c_str(), Text(done).c_str());
+  return done.ok() ? kDone : kFailed;
+}
+
 int RunVirtual(const std::string& file, const ConfigOverrides& overrides,
                const VirtualRunOptions& options) {
   const auto config = LoadClientConfig(file, overrides);
@@ -90,6 +100,11 @@ int Main(int argc, char** argv) {
   app.add_flag("--probe-codecs", probe,
                "train one update, encode it with every codec, print sizes and errors, and end")
       ->excludes(simulate);
+  app.add_flag(
+         "--evaluate", overrides.evaluate,
+         "evaluate the models whose paths come on standard input, a line of JSON for each: for "
+         "the root's [evaluation] command")
+      ->excludes(simulate);
   // Internal: what `tributary bench round --scenario async` starts.
   tributary::client::trainer::VirtualRunOptions run;
   run.arm.clear();
@@ -115,6 +130,10 @@ int Main(int argc, char** argv) {
   if (!run.arm.empty() && !check) {
     tributary::ReleaseEndSignals();
     return RunVirtual(file, overrides, run);
+  }
+  if (overrides.evaluate && !check) {
+    tributary::ReleaseEndSignals();
+    return Evaluate(file, overrides);
   }
   return check ? Check(file, overrides) : Run(file, overrides, probe);
 }

@@ -109,6 +109,22 @@ TEST(AlgorithmsConfig, RacksOwnRoundsExcludeWhatOnlyTheRootOrAClientCanUndo) {
   EXPECT_THAT(with("[compression]\ncodec = \"sketch(0.5)\""), HasSubstr("taken apart"));
 }
 
+TEST(EvaluationConfig, NamesAProgramThatIsThere) {
+  EXPECT_EQ(Findings("", "[evaluation]\ncommand = [\"/bin/sh\", \"-c\", \"cat\"]\nevery = 3"), "");
+  EXPECT_EQ(Findings("", "[evaluation]\ncommand = \"sh\""), "");
+  EXPECT_THAT(Findings("", "[evaluation]\nevery = 3"),
+              AllOf(HasSubstr("c.toml:11:1: "), HasSubstr("command is required")));
+  EXPECT_THAT(Findings("", "[evaluation]\ncommand = []"),
+              AllOf(HasSubstr("c.toml:12:11: "), HasSubstr("command is required")));
+  EXPECT_THAT(Findings("", "[evaluation]\ncommand = [\"no-such-program\"]"),
+              AllOf(HasSubstr("c.toml:12:11: "), HasSubstr("nor in PATH")));
+  EXPECT_THAT(Findings("", "[evaluation]\ncommand = \"sh\"\nevery = 0"),
+              HasSubstr("c.toml:13:9: "));
+  const auto rack = ParseConfig(
+      "[node]\nname = \"r\"\nparent = [\"h:1\"]\n[evaluation]\ncommand = \"sh\"\n", "c.toml");
+  EXPECT_THAT(Text(rack.status()), HasSubstr("[evaluation] describes the run"));
+}
+
 TEST(AlgorithmsConfig, ScaffoldNeedsAnAveragedTensor) {
   EXPECT_THAT(Findings(kScaffold, "[aggregation.policies]\n\"fc.*\" = \"sum\""),
               AllOf(HasSubstr("c.toml:10:12: "), HasSubstr("no such float tensor")));

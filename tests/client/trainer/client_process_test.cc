@@ -95,6 +95,9 @@ TEST_F(ClientProcess, BadConfigExitsWith2AndSaysWhere) {
 TEST_F(ClientProcess, CheckReadsTheConfigAndStartsNothing) {
   EXPECT_EQ(Run({absl::StrCat(TRIBUTARY_SOURCE_DIR, "/configs/client.toml"), "--check"}), 0);
   EXPECT_THAT(Log(), HasSubstr("client.toml: ok (client \"client-0\")"));
+  const std::string judge = absl::StrCat(TRIBUTARY_SOURCE_DIR, "/configs/evaluator.toml");
+  EXPECT_EQ(Run({judge, "--evaluate", "--check"}), 0) << Log();
+  EXPECT_EQ(Run({judge, "--check"}), 2) << "as a client it has no id and joins nobody";
   EXPECT_EQ(Run({WriteConfig("mlp-digit"), "--check"}), 2);
 }
 
