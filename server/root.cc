@@ -482,8 +482,8 @@ class Root final : public NodeBase {
   // The committed round is told of once all evaluations of its model are there.
   void RoundOver() {
     if (ending()) return;
-    awaiting_judge_ = judging_;
-    if (judging_) return;
+    awaiting_judge_ = judging_ && !shutting_down_;
+    if (awaiting_judge_) return;
     Publish(report_);
     AfterRound();
   }
