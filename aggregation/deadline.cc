@@ -19,6 +19,11 @@ absl::Duration AdaptiveDeadline::Next() const {
   return std::clamp(last_ * pace_, options_.floor, std::max(options_.floor, options_.ceiling));
 }
 
+WithinRound AdaptiveDeadline::Within() const {
+  if (!options_.adaptive || last_ < absl::InfiniteDuration()) return {};
+  return {.quantile = options_.quantile, .margin = options_.margin, .floor = options_.floor};
+}
+
 void AdaptiveDeadline::Observe(std::span<const absl::Duration> times) {
   if (times.empty()) return;
   rounds_.emplace_back(times.begin(), times.end());

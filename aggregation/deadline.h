@@ -22,6 +22,17 @@ struct DeadlineOptions {
   uint32_t minimum_times = 3;                  // times known before the first adaptive deadline
 };
 
+// What a round is to do about its own soft deadline while nothing is known of earlier rounds: once
+// `quantile` of the members asked (the given up left out), `least` at least, are accepted, the
+// quantile is known of this round, and the deadline follows: `margin` times the time since its
+// beginning, `floor` at least.
+struct WithinRound {
+  double quantile = 0;  // 0: nothing
+  double margin = 2;
+  absl::Duration floor = absl::Seconds(5);
+  uint32_t least = 10;
+};
+
 // deadline = pace * margin * quantile, within floor and ceiling. Members that had not answered when
 // their round closed count as slower than any that had: where the quantile falls among them, it is
 // not known, and the deadline grows by half. The pacer (after Oort's, Lai et al., OSDI 2021) trades
@@ -35,6 +46,8 @@ class AdaptiveDeadline {
 
   // For the round that begins.
   absl::Duration Next() const;
+  // Where Next() does not know, how the round that begins is to find its own.
+  WithinRound Within() const;
   // Of a round that has closed: how long each member that was accepted took, and
   // absl::InfiniteDuration() for each that was still awaited. Those that were given up, declined or
   // were refused say nothing about time and are left out.

@@ -22,6 +22,7 @@ std::vector<Action> RoundMachine::Begin(const std::vector<Member>& members, absl
   if (phase_ != Phase::kIdle) return actions;
   phase_ = Phase::kOpen;
   now_ = now;
+  began_ = now;
   deadline_at_ = now + plan_.deadline;
   soft_at_ = now + plan_.soft_deadline;
   // A rack whose clients all missed the cohort has nobody to wait for, and must not wait.
@@ -135,6 +136,8 @@ void RoundMachine::SetAnswer(Entry& member, Answer answer) {
   State& state = member.second;
   Tally& tally = TallyOf(state);
   tally.gone = tally.gone + (answer == Answer::kGone) - (state.answer == Answer::kGone);
+  tally.accepted =
+      tally.accepted + (answer == Answer::kAccepted) - (state.answer == Answer::kAccepted);
   tally.answered = tally.answered + IsAnswered(answer) - IsAnswered(state.answer);
   if (!state.aggregator && state.owes == 0) {
     const auto lost = [](Answer a) { return a == Answer::kGone || a == Answer::kDeclined; };
@@ -166,6 +169,14 @@ uint64_t RoundMachine::Needed() const {
   const double share = plan_.quorum * static_cast<double>(awaited) * (1 - 1e-12);
   if (!(share < static_cast<double>(awaited))) return awaited;
   return std::clamp<uint64_t>(static_cast<uint64_t>(std::ceil(std::max(share, 0.0))), 1, awaited);
+}
+
+void RoundMachine::LearnSoftDeadline() {
+  const WithinRound& within = plan_.within;
+  const uint64_t there = asked_.members - asked_.gone;
+  if (within.quantile <= 0 || asked_.accepted < within.least) return;
+  if (static_cast<double>(asked_.accepted) < within.quantile * static_cast<double>(there)) return;
+  soft_at_ = std::min(soft_at_, began_ + std::max(within.floor, within.margin * (now_ - began_)));
 }
 
 absl::Duration RoundMachine::ClosesAt() const {

@@ -14,6 +14,7 @@
 #include "absl/container/node_hash_map.h"
 #include "absl/time/time.h"
 #include "aggregation/cohort.h"
+#include "aggregation/deadline.h"
 
 namespace tributary::aggregation {
 
@@ -42,6 +43,7 @@ struct RoundPlan {
   // count): a round that would fail is better waited for, until `deadline`.
   absl::Duration soft_deadline = absl::InfiniteDuration();
   uint64_t enough = 1;
+  WithinRound within = {};                         // may bring the soft deadline forward
   absl::Duration rejoin_grace = absl::Seconds(5);  // a member that left is awaited this long
   uint64_t max_weight = 1 << 20;                   // W_max of this node
   uint64_t max_client_weight = 1 << 20;            // of one update
@@ -176,6 +178,9 @@ class RoundMachine {
   // open.
   std::optional<absl::Duration> NextTimer() const;
 
+  // Whichever deadline counts as things are.
+  absl::Duration ClosesAt() const;
+
   // Closes now (shutdown, or the parent's word): uploads in flight are aborted, folds are waited
   // for.
   std::vector<Action> CloseNow(absl::Duration now);
@@ -223,6 +228,7 @@ class RoundMachine {
     uint64_t members = 0;
     uint64_t gone = 0;
     uint64_t answered = 0;
+    uint64_t accepted = 0;  // of the answered
   };
   using Actions = std::vector<Action>;
 
@@ -238,9 +244,9 @@ class RoundMachine {
   void StopGrace(Entry& member);
   void Release(uint64_t ticket);  // frees what an attempt holds
   void AbortAttempt(uint64_t ticket, Actions* actions);
-  uint64_t Needed() const;          // answers for the quorum
-  absl::Duration ClosesAt() const;  // whichever deadline counts
-  ClosedBy CloseDue() const;        // kNotYet: not due
+  uint64_t Needed() const;  // answers for the quorum
+  void LearnSoftDeadline();
+  ClosedBy CloseDue() const;  // kNotYet: not due
   void Advance(absl::Duration now, Actions* actions);
   void Close(ClosedBy why, Actions* actions);
   void FinishIfDrained(Actions* actions);
@@ -260,6 +266,7 @@ class RoundMachine {
   RoundPlan plan_;
   Phase phase_ = Phase::kIdle;
   absl::Duration now_ = absl::ZeroDuration();  // the latest seen
+  absl::Duration began_ = absl::ZeroDuration();
   absl::Duration deadline_at_ = absl::InfiniteDuration();
   absl::Duration soft_at_ = absl::InfiniteDuration();
   absl::node_hash_map<std::string, State> members_;  // its nodes stay where they are

@@ -223,6 +223,7 @@ std::vector<Action> RoundMachine::Folded(uint64_t ticket, absl::Duration now) {
   if (member.second.owes != 0) ++carried_;
   now_ = std::max(now_, now);
   SetAnswer(member, Answer::kAccepted);
+  if (phase_ == Phase::kOpen) LearnSoftDeadline();
   if (phase_ == Phase::kClosing) FinishIfDrained(&actions);
   Advance(now, &actions);
   return actions;

@@ -14,8 +14,8 @@ struct KernelsOptions {
 int Kernels(const KernelsOptions& options);
 
 struct RoundOptions {
-  std::string scenario = "ingest";  // ingest, overhead, sessions, simulated, async
-  uint32_t clients = 200;
+  std::string scenario = "ingest";  // ingest, overhead, sessions, incast, simulated, async
+  uint32_t clients = 0;             // 0: 200, or the scenario's own number
   std::string model = "resnet50";
   std::string codec = "fp32";
   std::string topology = "flat";  // flat, two-tier
@@ -76,6 +76,7 @@ struct SendersOptions {
   // A simulation's file: client i takes as long to train and to send as its model of client i does,
   // bears its name, and joins the endpoint of its rack. "": they send at once.
   std::string modelled;
+  bool no_offers = false;  // they open their uploads without waiting for a grant
 };
 int Senders(const SendersOptions& options);
 

@@ -140,6 +140,7 @@ int Senders(const SendersOptions& options) {
     client_options.endpoints = {options.endpoints[(options.first + i) % options.endpoints.size()]};
     client_options.examples = 100;
     client_options.wants_model = false;
+    client_options.offer_updates = !options.no_offers;
     client::Trainer* own = &trainer;
     if (population.has_value()) {
       const uint32_t index = options.first + i;

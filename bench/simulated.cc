@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -26,32 +27,36 @@ constexpr uint32_t kRacks = 2;
 constexpr uint32_t kRounds = 10;
 constexpr char kModel[] = "logreg";
 
+// Of 20 clients and seed 6 two are slow, one behind each rack: the adaptive deadline has work to
+// do.
 struct Case {
   const char* name;
   const char* policy;     // of the simulation
+  int seed;               // of the simulation and of the run
   const char* clients;    // [clients], beyond what all share
   const char* straggler;  // [straggler], of the simulation and of the root alike
   const char* fixed;      // [straggler], of the root alone
-  const char* cohort;     // [cohort], of the root
+  const char* cohort;     // [cohort], of both
+  const char* counted;  // [cohort], of the root alone: the simulation's policy says that it counts
 };
 
 const Case kCases[] = {
-    {"wait", "wait", "train_sigma = 0.3", "deadline_s = 60", "deadline = \"fixed\"",
-     "minimum = 20"},
-    {"adaptive", "adaptive", "train_sigma = 0.3\nslow_share = 0.1\nslow_factor = 8",
-     "deadline_s = 60\ndeadline_floor_s = 0.5", "", "minimum = 12"},
-    {"counted", "counted", "train_sigma = 0.6\nround_sigma = 0.3",
-     "deadline_s = 60\ndeadline_floor_s = 0.5", "", "minimum = 8\ncount = 10"}};
+    {"wait", "wait", 1, "train_sigma = 0.3", "deadline_s = 60", "deadline = \"fixed\"",
+     "minimum = 20", ""},
+    {"adaptive", "adaptive", 6, "train_sigma = 0.3\nslow_share = 0.1\nslow_factor = 8",
+     "deadline_s = 60\ndeadline_floor_s = 0.5", "", "minimum = 12", ""},
+    {"counted", "counted", 1, "train_sigma = 0.6\nround_sigma = 0.3",
+     "deadline_s = 60\ndeadline_floor_s = 0.5", "", "minimum = 8", "count = 10"}};
 
 std::string Self() { return SelfDirectory() + "/tributary"; }
 
 // Its network and machines cost nothing: what real ones cost here is what the simulation lacks.
 std::string SimulationText(const Case& c) {
   return absl::StrFormat(
-      "[simulate]\nrounds = %d\nparameters = 7850\nupdate_bytes_per_parameter = 4\n"
+      "[simulate]\nseed = %d\nrounds = %d\nparameters = 7850\nupdate_bytes_per_parameter = 4\n"
       "[clients]\ncount = %d\ntrain_s = 0.8\nlatency_ms = 0\nup_mbit = 100000\n"
-      "down_mbit = 100000\n%s\n[racks]\ncount = %d\n[straggler]\n%s\n[cohort]\ncount = 10\n",
-      kRounds, kClients, c.clients, kRacks, c.straggler);
+      "down_mbit = 100000\n%s\n[racks]\ncount = %d\n[straggler]\n%s\n[cohort]\ncount = 10\n%s\n",
+      c.seed, kRounds, kClients, c.clients, kRacks, c.straggler, c.cohort);
 }
 
 class RealRun {
@@ -80,10 +85,10 @@ class RealRun {
  private:
   std::string RootSections() const {
     return absl::StrFormat(
-        "[run]\nname = \"bench\"\nrounds = %d\nmodel = \"%s\"\nevaluate_every = 0\n"
-        "[checkpoint]\ndirectory = \"%s\"\n[cohort]\n%s\n[straggler]\n%s\n%s\n",
-        kRounds, kModel, (out_ / "checkpoints").string(), case_.cohort, case_.straggler,
-        case_.fixed);
+        "[run]\nname = \"bench\"\nseed = %d\nrounds = %d\nmodel = \"%s\"\nevaluate_every = 0\n"
+        "[checkpoint]\ndirectory = \"%s\"\n[cohort]\n%s\n%s\n[straggler]\n%s\n%s\n",
+        case_.seed, kRounds, kModel, (out_ / "checkpoints").string(), case_.cohort, case_.counted,
+        case_.straggler, case_.fixed);
   }
 
   absl::StatusOr<int> StartNode(const std::string& name, const std::string& more, int parent) {
@@ -137,6 +142,7 @@ double Mean(const std::vector<double>& values) {
 
 absl::StatusOr<std::vector<Figure>> SimulatedAgainstReal(const std::string& out) {
   std::vector<Figure> figures;
+  double largest = 0;
   for (const Case& c : kCases) {
     const std::filesystem::path folder = std::filesystem::absolute(out) / "simulated" / c.name;
     const std::string file = folder.string() + ".toml";
@@ -151,15 +157,22 @@ absl::StatusOr<std::vector<Figure>> SimulatedAgainstReal(const std::string& out)
     ASSIGN_OR_RETURN(const std::vector<double> measured, RealRun(c, folder).Run(file));
     const double wanted = Mean(measured);
     const double told = Mean(simulated.round_s);
+    const double error = std::abs(told - wanted) / wanted;
+    largest = std::max(largest, error);
     figures.push_back(
         {.name = absl::StrCat("simulate.error.", c.name),
-         .value = std::abs(told - wanted) / wanted,
+         .value = error,
          .unit = "",
          .ceiling = std::nullopt,
          .note = absl::StrFormat("mean of %d rounds: %.3f s simulated, %.3f s measured "
                                  "(real processes, training as a wait)",
                                  kRounds, told, wanted)});
   }
+  figures.push_back({.name = "simulate.error",
+                     .value = largest,
+                     .unit = "",
+                     .ceiling = std::nullopt,
+                     .note = "the largest of those"});
   return figures;
 }
 

@@ -36,6 +36,9 @@ struct ClientOptions {
       absl::Minutes(10);         // without any connection: Run returns UNAVAILABLE
   uint32_t upload_attempts = 8;  // of one update, damaged or broken off
   bool wants_model = true;  // false: tasks come with a null base; for senders of prepared updates
+  // Where the aggregator asks for it, an update is offered first, and sent when granted; false:
+  // never, as clients of earlier releases.
+  bool offer_updates = true;
   bool own_connection = true;  // false: clients in one process with one endpoint share a connection
   std::string software = "tributary-client";
   // Where error-feedback residuals and the trainer's memory are kept between two lives of this

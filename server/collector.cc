@@ -43,7 +43,8 @@ Collector::Collector(EventLoop* loop, const LimitsConfig& limits, Callbacks call
       pool_({.workers = FoldWorkers(limits),
              .updates_per_pass = 16,
              .gather_seconds = kGatherSeconds,
-             .gather_bytes = limits.inflight_bytes / 4}) {
+             .gather_bytes = limits.inflight_bytes / 4}),
+      pacer_({.start_within = absl::Seconds(limits.grant_timeout_s)}) {
   loop_->PostAfter(kSweepEvery, [this] { Sweep(); });
 }
 
@@ -113,7 +114,10 @@ absl::Status Collector::Begin(const v1::RoundSpec& spec, const aggregation::Grid
             [](const auto& a, const auto& b) { return a.id < b.id; });
   Act(machine_->Begin(members, loop_->Now()));
   callbacks_.passed("announce");
-  if (train) TakeHeld();
+  if (train) {
+    TakeHeld();
+    TakeParkedOffers();
+  }
   if (async_ != nullptr && members.empty()) {
     loop_->Post([this] { CloseNow(); });  // all of them train: nobody will answer
   }
@@ -123,6 +127,7 @@ absl::Status Collector::Begin(const v1::RoundSpec& spec, const aggregation::Grid
 void Collector::StartMeasuring() {
   metrics_.Clear();
   bytes_ = {};
+  offers_seen_ = unused_grants_ = 0;
   started_ = last_task_ = loop_->Now();
   first_upload_ = last_upload_ = first_partial_ = last_partial_ = absl::ZeroDuration();
   busy_at_start_ = pool_.busy_seconds();
@@ -235,6 +240,7 @@ void Collector::Rearm() {
 void Collector::Close() {
   Rearm();
   if (closed_reported_) return;
+  SettleOffers();
   UndoHalves();
   if (undoing_ > 0) return;  // Undo comes here again
   closed_reported_ = true;
@@ -244,6 +250,8 @@ void Collector::Close() {
   if (spec_.kind() == v1::TRAIN) {
     for (auto& [id, child] : children_) child.closed_round = spec_.round();
     round.wait = stragglers_.EndRound(*machine_, loop_->Now() - started_);
+    round.wait.offers = offers_seen_;
+    round.wait.unused_grants = unused_grants_;
   }
   callbacks_.closed(std::move(round));
 }

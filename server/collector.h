@@ -21,6 +21,7 @@
 #include "server/config.h"
 #include "server/event_loop.h"
 #include "server/front_door.h"
+#include "server/grant_pacer.h"
 #include "server/memory_budget.h"
 #include "server/model_version.h"
 #include "server/partial_fold.h"
@@ -129,6 +130,7 @@ class Collector final : public FrontDoorHandler, public TierHandler {
 
   void StopAll(v1::Stop::Kind kind, const std::string& reason, uint64_t retry_after_ms);
   size_t session_count() const { return children_.size(); }
+  const aggregation::Participation& participation() const { return stragglers_.participation(); }
 
   // FrontDoorHandler
   void OnJoin(std::shared_ptr<Session> session) override;
@@ -166,11 +168,26 @@ class Collector final : public FrontDoorHandler, public TierHandler {
     std::shared_ptr<IncomingPartial> partial;
     std::shared_ptr<PartialFold> fold;  // the partial sum's, until it counts
     uint64_t reserved = 0;
+    uint64_t ask = 0;  // of asks_, until the update is whole; 0: none
     google::protobuf::RepeatedPtrField<v1::MetricSum> metrics;  // once folding
     // Whole, but no buffer is open: it is folded into the next.
     std::shared_ptr<const aggregation::EncodedUpdate> waits;
     bool whole = false;      // it, or what is folded
     bool receiving = false;  // an upload, admitted and not yet whole
+  };
+
+  // An update that waits for its turn, or has it: offered over its session, and from then on until
+  // it is whole an upload's.
+  struct Ask {
+    std::string id;
+    uint64_t epoch = 0;
+    uint64_t round = 0;
+    uint64_t bytes = 0;
+    uint64_t ticket = 0;            // of the upload; 0: there is none yet
+    std::function<void()> admit{};  // lets the upload be read
+    bool ready = false;             // it has its memory
+    uint64_t reserved = 0;          // while no upload has it
+    bool awaits_word = false;       // its client does not send before it has a Grant
   };
 
   // Chunks of a partial sum that broke off. In the sum, and in memory, until its child goes on with
@@ -186,6 +203,7 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   void Report(const std::string& id, Child& child, const v1::Report& report);
   void End(const std::shared_ptr<Session>& session);
   void UploadStart(const std::shared_ptr<Upload>& upload);
+  bool TakeUpload(const std::shared_ptr<Upload>& upload);  // false: answered, or held
   void UploadComplete(const std::shared_ptr<Upload>& upload,
                       std::shared_ptr<const aggregation::EncodedUpdate> update);
   void UploadFailed(const std::shared_ptr<Upload>& upload, const aggregation::Refusal& refusal);
@@ -205,7 +223,10 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   void Reserve(uint64_t ticket, uint64_t bytes, std::function<void()> granted);
   void Received(Ticket* ticket);  // or not, but it is no longer on its way
   // An update of a closed round that may count in the next: it waits for that, unread.
-  bool MayCarry(const v1::UploadHeader& header) const;
+  bool MayCarry(const std::string& id, uint64_t epoch, uint64_t round) const;
+  bool MayCarry(const v1::UploadHeader& header) const {
+    return MayCarry(header.id(), header.epoch(), header.round());
+  }
   void Hold(const std::shared_ptr<Upload>& upload);
   void TakeHeld();
   aggregation::RoundMachine::Member MemberOf(const std::string& id, const Child& child) const;
@@ -218,6 +239,20 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   };
   void SplitCohort();
   void Act(const std::vector<aggregation::Action>& actions);
+  // collector_grants.cc: whose upload is read when.
+  void Offered(const std::string& id, const Child& child, const v1::Offer& offer);
+  void Receive(const std::shared_ptr<Upload>& upload, std::function<void()> admit);
+  void PumpGrants();
+  void Granted(uint64_t key);
+  void GrantTimer();
+  void UploadRead(uint64_t ticket);        // whole: its ask has ended
+  void EndAsk(uint64_t key);               // and frees what it keeps
+  void Tell(Ask* ask);                     // its client that it may send
+  void EndOfferOf(const std::string& id);  // one that is not an upload yet
+  void SettleOffers();                     // the round has closed
+  void TakeParkedOffers();                 // the next has begun
+  uint64_t MostEncodedBytes() const;
+  void SeenUpload();
   // collector_async.cc: an asynchronous run's buffers in place of its rounds. Where there is no
   // asynchronous machine, the first six go to the round's.
   aggregation::Admission OfferUpdate(const v1::UploadHeader& header);
@@ -286,8 +321,14 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   SentBytes models_sent_at_start_;
   ByteCounts bytes_;
   Stragglers stragglers_;
-  std::vector<std::shared_ptr<Upload>> held_;  // see MayCarry; one a client
-  std::map<std::string, Shares> shares_;       // by aggregator; "": the clients here
+  GrantPacer pacer_;
+  std::map<uint64_t, Ask> asks_;                       // by the pacer's key
+  absl::flat_hash_map<std::string, uint64_t> offers_;  // of asks_, without an upload, by client
+  std::map<std::string, Ask> parked_;  // offers of a closed round that may count in the next
+  EventLoop::TimerId grant_timer_ = 0;
+  uint64_t offers_seen_ = 0, unused_grants_ = 0;  // in this round
+  std::vector<std::shared_ptr<Upload>> held_;     // see MayCarry; one a client
+  std::map<std::string, Shares> shares_;          // by aggregator; "": the clients here
   EventLoop::TimerId timer_ = 0;
   bool closed_reported_ = false;
 

@@ -20,8 +20,8 @@ using aggregation::Contribution;
 
 aggregation::Admission Collector::OfferUpdate(const v1::UploadHeader& header) {
   if (async_ == nullptr) {
-    return machine_->Offer(header.id(), header.epoch(), header.round(), header.weight(), {},
-                           loop_->Now());
+    return machine_->Offer(header.id(), header.epoch(), header.round(),
+                           stragglers_.Weight(header.id(), header.weight()), {}, loop_->Now());
   }
   auto admission = async_->Offer(header.id(), header.epoch(), header.base_version(),
                                  header.weight(), loop_->Now());

@@ -35,6 +35,7 @@ aggregation::RoundPlan Collector::PlanOf(const v1::RoundSpec& spec, uint32_t min
   plan.max_client_weight = spec.max_client_weight();
   if (train) {
     plan.soft_deadline = stragglers_.soft_deadline();
+    plan.within = stragglers_.within();
     plan.enough = std::max<uint64_t>(1, spec.minimum());
     plan.late = stragglers_.late();
     plan.max_staleness = stragglers_.max_staleness();

@@ -73,6 +73,7 @@ void Collector::Join(std::shared_ptr<Session> session) {
       old->second.session->Cancel();
     }
   }
+  EndOfferOf(join.id());  // whoever is there now offers anew
   Child& child = children_[join.id()];
   child = {.session = session,
            .aggregator = join.role() == v1::AGGREGATOR,
@@ -92,6 +93,8 @@ void Collector::Welcome(const std::string& id, Child& child) {
   joined->set_layout_hash(layout_->hash());
   joined->set_heartbeat_ms(static_cast<uint64_t>(limits_.session_timeout_s * 1000 / 3));
   joined->set_committed_round(last_round_);
+  // What fits into its stream's window is here before anybody could be told to wait.
+  if (!child.aggregator) joined->set_offer_above_bytes(limits_.stream_window_bytes);
   const auto counted = last_rounds_.find(id);
   const bool async_client = async_ != nullptr && !child.aggregator;
   if (async_client) {
@@ -147,6 +150,8 @@ void Collector::Message(const std::shared_ptr<Session>& session,
     }
   } else if (message.has_report()) {
     Report(it->first, child, message.report());
+  } else if (message.has_offer()) {
+    Offered(it->first, child, message.offer());
   } else if (message.has_leave()) {
     spdlog::info("\"{}\" leaves: {}", it->first, message.leave().reason());
     session->Finish();
@@ -193,6 +198,7 @@ void Collector::End(const std::shared_ptr<Session>& session) {
   const std::string id = it->first;
   const uint64_t epoch = it->second.epoch;
   if (it->second.aggregator && tier_ != nullptr) tier_->Drop(id, epoch);
+  EndOfferOf(id);
   children_.erase(it);
   spdlog::debug("session of \"{}\" ended", id);
   if (async_ != nullptr) ActAsync(async_->Left(id, epoch, loop_->Now()));

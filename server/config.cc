@@ -97,6 +97,7 @@ void ReadNodeSections(TomlReader& toml, Config* c) {
   ReadIn(toml, "limits", "max_sessions", &l.max_sessions, 1, 1e6);
   ReadIn(toml, "limits", "session_timeout_s", &l.session_timeout_s, 1, 86400);
   ReadIn(toml, "limits", "upload_progress_timeout_s", &l.upload_progress_timeout_s, 0.1, 86400);
+  ReadIn(toml, "limits", "grant_timeout_s", &l.grant_timeout_s, 0.1, 3600);
   ReadIn(toml, "limits", "shutdown_grace_s", &l.shutdown_grace_s, 0, 86400);
   ReadOneOf(toml, "log", "level", &c->log.level, {"trace", "debug", "info", "warn", "error"});
   ReadOneOf(toml, "log", "format", &c->log.format, {"human", "json"});
@@ -187,6 +188,25 @@ void ReadAggregation(TomlReader& toml, AggregationConfig* a) {
                  absl::StrCat("[aggregation.policies] ", tensor, " = \"", policy,
                               "\" is not one of ", absl::StrJoin(known, ", ")));
   }
+}
+
+void ReadWeighting(TomlReader& toml, Config* c) {
+  CohortConfig& cohort = c->cohort;
+  ReadOneOf(toml, "cohort", "weighting", &cohort.weighting, {"examples", "inverse_probability"});
+  ReadIn(toml, "cohort", "most_gain", &cohort.most_gain, 1, 1000);
+  const bool inverse = cohort.weighting == "inverse_probability";
+  toml.Require(inverse || !toml.Has("cohort", "most_gain"), "cohort", "most_gain",
+               "[cohort] most_gain does nothing without weighting = \"inverse_probability\": "
+               "remove it, or set that");
+  toml.Require(!inverse || c->aggregation.fractional_weights, "cohort", "weighting",
+               "[cohort] weighting = \"inverse_probability\" makes weights smaller than one: set "
+               "[aggregation] fractional_weights = true");
+  toml.Require(!inverse || c->aggregation.mode == "sync", "cohort", "weighting",
+               "[cohort] weighting = \"inverse_probability\" needs rounds: remove it, or set "
+               "[aggregation] mode = \"sync\"");
+  toml.Require(!inverse || c->compression.population_weight == 0, "cohort", "weighting",
+               "[cohort] weighting = \"inverse_probability\" does not go with [compression] "
+               "population_weight, which counts everybody's examples once: remove one");
 }
 
 void ReadCount(TomlReader& toml, CohortConfig* cohort) {
@@ -341,6 +361,7 @@ void ReadRoundSections(TomlReader& toml, Config* c) {
   } else {
     ReadEf21(toml, (*codec)->estimates(), c);
   }
+  ReadWeighting(toml, c);
   ReadDownlink(toml, &c->compression);
   toml.Read("checkpoint", "directory", &c->checkpoint.directory);
   toml.Require(!c->checkpoint.directory.empty(), "checkpoint", "directory",

@@ -59,7 +59,9 @@ struct LimitsConfig {                           // [limits]
   uint32_t max_sessions = 20000;
   double session_timeout_s = 30;  // a session without a heartbeat for this long has ended
   double upload_progress_timeout_s =
-      20;                        // an upload that moves nothing for this long is broken off
+      20;  // an upload that moves nothing for this long is broken off
+  double grant_timeout_s =
+      5;  // a granted upload that has not begun within this gives its place back
   double shutdown_grace_s = 10;  // SIGTERM: the running round may finish within this
 };
 
@@ -125,7 +127,9 @@ struct CohortConfig {    // [cohort]
   uint32_t maximum = 0;  // 0: no limit
   double fraction = 1;   // (0, 1]; not with `count`
   uint64_t count = 0;    // clients wanted in a round; 0: `fraction` of them
-  double over_selection = 1.3;  // with `count`: so many times as many are asked; 1..10
+  double over_selection = 1.3;         // with `count`: so many times as many are asked; 1..10
+  std::string weighting = "examples";  // or "inverse_probability": aggregation/participation.h
+  double most_gain = 10;  // with that: so many times more may one count than else; 1..1000
 };
 
 struct StragglerConfig {              // [straggler]

@@ -74,6 +74,7 @@ void Collector::EndTicket(uint64_t ticket) {
   if (it == tickets_.end()) return;
   Received(&it->second);
   const uint64_t reserved = it->second.reserved;
+  const uint64_t ask = it->second.ask;
   const std::shared_ptr<PartialFold> fold = std::move(it->second.fold);
   tickets_.erase(it);
   if (fold != nullptr) {
@@ -83,6 +84,7 @@ void Collector::EndTicket(uint64_t ticket) {
   } else {
     budget_.Drop(ticket);
   }
+  if (ask != 0) EndAsk(ask);
 }
 
 void Collector::RefuseTicket(uint64_t ticket, const std::string& reason) {
@@ -137,14 +139,14 @@ bool Collector::CheckUpload(const v1::UploadHeader& header, v1::UploadResponse* 
   return true;
 }
 
-bool Collector::MayCarry(const v1::UploadHeader& header) const {
+bool Collector::MayCarry(const std::string& id, uint64_t epoch, uint64_t round) const {
   if (stragglers_.late() != aggregation::Late::kCarry || stopped_.has_value()) return false;
-  const auto child = children_.find(header.id());
-  if (child == children_.end() || child->second.epoch != header.epoch()) return false;
+  const auto child = children_.find(id);
+  if (child == children_.end() || child->second.epoch != epoch) return false;
   if (machine_ != nullptr && spec_.kind() == v1::TRAIN) {
-    return !machine_->open() && machine_->OwedRound(header.id()) == header.round();
+    return !machine_->open() && machine_->OwedRound(id) == round;
   }
-  return child->second.owes != 0 && child->second.owes == header.round();
+  return child->second.owes != 0 && child->second.owes == round;
 }
 
 // One a client: else whoever offers again and again makes the list grow.
@@ -168,20 +170,22 @@ void Collector::TakeHeld() {
 }
 
 void Collector::UploadStart(const std::shared_ptr<Upload>& upload) {
+  // Whoever offered and sends another word than that update needs no place in the line.
+  if (!TakeUpload(upload)) EndOfferOf(upload->header().id());
+}
+
+bool Collector::TakeUpload(const std::shared_ptr<Upload>& upload) {
   const v1::UploadHeader& header = upload->header();
   v1::UploadResponse response;
   if (!CheckUpload(header, &response)) {
     upload->Reply(response);
-    return;
+    return false;
   }
   if (MayCarry(header)) {
     Hold(upload);
-    return;
+    return false;
   }
-  if (first_upload_ == absl::ZeroDuration()) {
-    first_upload_ = loop_->Now();
-    callbacks_.passed("train_wait");
-  }
+  SeenUpload();
   const Admission admission = OfferUpdate(header);
   Rearm();  // a refused offer is an answer, and may be the last that the round waits for
   switch (admission.verdict) {
@@ -189,15 +193,15 @@ void Collector::UploadStart(const std::shared_ptr<Upload>& upload) {
       break;
     case Verdict::kDuplicate:
       upload->Reply(Answer(v1::UploadResponse::DUPLICATE, admission.reason, admission.message));
-      return;
+      return false;
     case Verdict::kStale:
       upload->Reply(Answer(v1::UploadResponse::STALE, admission.reason, admission.message));
-      return;
+      return false;
     case Verdict::kReject:
       spdlog::warn("update of \"{}\" refused ({}): {}", header.id(), admission.reason,
                    admission.message);
       upload->Reply(Answer(v1::UploadResponse::REJECTED, admission.reason, admission.message));
-      return;
+      return false;
   }
   if (const auto old = tickets_.find(admission.replaces); old != tickets_.end()) {
     if (old->second.upload != nullptr) {
@@ -209,17 +213,17 @@ void Collector::UploadStart(const std::shared_ptr<Upload>& upload) {
   stragglers_.OfferSeen(header.id(), loop_->Now());
   upload->ticket = admission.ticket;
   tickets_[admission.ticket].upload = upload;
-  const uint64_t most = std::min(aggregation::MaxEncodedBytes(*layout_), budget_.limit());
+  const uint64_t most = MostEncodedBytes();
   if (header.encoded_bytes() == 0 || header.encoded_bytes() > most) {
     const std::string message = absl::StrCat(
         "the update of \"", header.id(), "\" declares ", header.encoded_bytes(), " bytes; 1 to ",
         most, " are allowed by the layout and [limits] inflight_bytes");
     upload->Reply(Answer(v1::UploadResponse::REJECTED, "size", message));
     RefuseTicket(admission.ticket, "size");
-    return;
+    return false;
   }
   const auto weight = static_cast<int64_t>(admission.weight);
-  Reserve(admission.ticket, header.encoded_bytes(), [this, upload, weight] {
+  Receive(upload, [this, upload, weight] {
     const v1::UploadHeader& h = upload->header();
     tickets_[upload->ticket].receiving = true;
     ++receiving_;
@@ -229,12 +233,14 @@ void Collector::UploadStart(const std::shared_ptr<Upload>& upload) {
     upload->Admit(std::move(assembler));
   });
   Rearm();
+  return true;
 }
 
 void Collector::UploadComplete(const std::shared_ptr<Upload>& upload,
                                std::shared_ptr<const aggregation::EncodedUpdate> update) {
   const uint64_t ticket = upload->ticket;
   if (!Holds(ticket, upload)) return;  // answered already
+  UploadRead(ticket);
   auto metrics = aggregation::MetricsToSums(upload->header().metrics());
   google::protobuf::RepeatedPtrField<v1::MetricSum> trial = metrics_;
   const absl::Status status =

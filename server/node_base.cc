@@ -3,8 +3,10 @@
 
 #include <spdlog/spdlog.h>
 
+#include <fstream>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "base/status.h"
 
 namespace tributary::server {
@@ -84,8 +86,21 @@ void NodeBase::End(v1::Stop::Kind kind, const std::string& reason, absl::Status 
   if (ending_) return;
   ending_ = true;
   result_ = std::move(result);
+  WriteParticipation();
   collector_->StopAll(kind, reason, kind == v1::Stop::GOING_AWAY ? 500 : 0);
   Hangup(loop_.Now() + kHangupTime);
+}
+
+// Beside rounds.jsonl, where there is one.
+void NodeBase::WriteParticipation() const {
+  std::string path = options_.config.metrics.rounds_file;
+  if (path.empty()) return;
+  if (absl::EndsWith(path, ".jsonl")) path.resize(path.size() - 6);
+  path += "-participation.csv";
+  std::ofstream out(path, std::ios::trunc);
+  out << (options_.config.is_root() ? tree_ : collector_->participation()).Csv();
+  out.close();
+  if (!out) spdlog::error("cannot write {}; the disk may be full", path);
 }
 
 void NodeBase::Hangup(absl::Duration until) {
@@ -98,6 +113,9 @@ void NodeBase::Hangup(absl::Duration until) {
 
 void NodeBase::Publish(RoundReport report) {
   report.node = options_.config.node.name;
+  const bool root = options_.config.is_root();
+  if (root && report.committed) tree_.ObserveRound(report.collected.result.contributors);
+  report.participation = root ? tree_.Summary() : collector_->participation().Summary();
   if (const absl::Status status = rounds_file_->Append(report); !status.ok())
     spdlog::error("{}", Text(status));
   if (options_.on_round) options_.on_round(report);

@@ -48,6 +48,9 @@ class NodeBase : public Node {
 
  private:
   void Hangup(absl::Duration until);
+  void WriteParticipation() const;
+  // At the root: of the clients of the whole tree.
+  aggregation::Participation tree_;
   bool ending_ = false;
   absl::Status result_;
   std::atomic<int> shutdowns_{0};

@@ -266,7 +266,7 @@ class Root final : public NodeBase {
         spec.mutable_asynchronous()->set_attempt(failed_in_a_row_);
       }
     } else {
-      *spec.mutable_stragglers() = StragglersProto(c_.straggler);
+      *spec.mutable_stragglers() = StragglersProto(c_.straggler, c_.cohort);
     }
     spec.set_deadline_ms(static_cast<uint64_t>(c_.straggler.deadline_s * 1000));
     spec.set_minimum(c_.cohort.minimum);

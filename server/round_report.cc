@@ -49,10 +49,21 @@ std::string ToJson(const RoundReport& r) {
   json["late"] = c.result.late;
   json["rejected"] = c.result.rejected.empty() ? nlohmann::ordered_json::object()
                                                : nlohmann::ordered_json(c.result.rejected);
-  json["wait"] = {{"deadline", c.wait.deadline},     {"closed_by", c.wait.closed_by},
-                  {"asked", c.wait.asked},           {"gone", c.wait.gone},
-                  {"unanswered", c.wait.unanswered}, {"carried", c.wait.carried},
-                  {"degraded", c.wait.degraded}};
+  json["wait"] = {{"deadline", c.wait.deadline},
+                  {"closed_by", c.wait.closed_by},
+                  {"asked", c.wait.asked},
+                  {"gone", c.wait.gone},
+                  {"unanswered", c.wait.unanswered},
+                  {"carried", c.wait.carried},
+                  {"degraded", c.wait.degraded},
+                  {"offers", c.wait.offers},
+                  {"unused_grants", c.wait.unused_grants}};
+  if (r.participation.clients > 0) {
+    json["participation"] = {
+        {"clients", r.participation.clients}, {"never", r.participation.never},
+        {"least", r.participation.least},     {"median", r.participation.median},
+        {"most", r.participation.most},       {"gini", r.participation.gini}};
+  }
   json["children"] = c.result.children.size();
   if (!c.contributions.empty()) {
     // What is in the sum: [client, version trained from, weight as folded].

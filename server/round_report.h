@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "aggregation/participation.h"
 #include "server/collector.h"
 
 namespace tributary::server {
@@ -30,6 +31,8 @@ struct RoundReport {
   uint64_t model_bytes = 0;
   std::map<std::string, double>
       metrics;  // means over examples: what clients reported with their updates
+  // Of this node's clients; at the root of all that were ever in.
+  aggregation::ParticipationSummary participation;
   std::map<std::string, double> evaluation;  // of the model after this round; empty: not evaluated
   // The same by the root's evaluator (server/evaluator.h), or why there is none, where it was
   // asked.

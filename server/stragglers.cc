@@ -4,6 +4,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "google/protobuf/util/message_differencer.h"
 
@@ -34,7 +35,7 @@ const char* Name(ClosedBy why) {
 
 }  // namespace
 
-v1::Stragglers StragglersProto(const StragglerConfig& config) {
+v1::Stragglers StragglersProto(const StragglerConfig& config, const CohortConfig& cohort) {
   v1::Stragglers proto;
   proto.set_late(config.late);
   proto.set_max_staleness(config.max_staleness);
@@ -44,6 +45,7 @@ v1::Stragglers StragglersProto(const StragglerConfig& config) {
   proto.set_floor_ms(static_cast<uint64_t>(config.deadline_floor_s * 1000));
   proto.set_participation(config.participation);
   proto.set_degraded_work(config.degraded_work);
+  if (cohort.weighting == "inverse_probability") proto.set_most_gain(cohort.most_gain);
   return proto;
 }
 
@@ -70,13 +72,21 @@ double Stragglers::Work(const std::string& id) const {
   return pace_.degraded(id) && policy_.degraded_work() > 0 ? policy_.degraded_work() : 1;
 }
 
+int64_t Stragglers::Weight(const std::string& id, int64_t weight) const {
+  if (!(policy_.most_gain() >= 1)) return weight;
+  const double factor = participation_.Factor(id, 1 / policy_.most_gain());
+  return std::max<int64_t>(1, std::llround(static_cast<double>(weight) * factor));
+}
+
 void Stragglers::TaskSent(const std::string& id, absl::Duration now) {
   marks_[id] = {.task = now, .offer = absl::ZeroDuration(), .work = Work(id)};
 }
 
 void Stragglers::OfferSeen(const std::string& id, absl::Duration now) {
   Mark& mark = marks_[id];
+  const bool first = mark.offer == absl::ZeroDuration();
   mark.offer = now;
+  if (!first) return;  // since then it has waited for this node, or sends again
   // The model's way down is in it: the node does not see when a client has it.
   if (mark.task > absl::ZeroDuration()) {
     pace_.Observe(id, PaceMetric::kTrain, absl::ToDoubleSeconds(now - mark.task) / mark.work);
@@ -102,6 +112,10 @@ WaitReport Stragglers::EndRound(const aggregation::RoundMachine& machine, absl::
   report.carried = result.carried;
   std::vector<absl::Duration> times;
   for (const aggregation::MemberTime& member : machine.Times()) {
+    // Who is refused must not gain by it.
+    if (!member.aggregator && member.answer != Answer::kRejected) {
+      participation_.Observe(member.id, member.answer == Answer::kAccepted);
+    }
     if (member.answer == Answer::kAccepted) {
       times.push_back(member.took);
       // Of less work it says what all of it would have taken, about: else a slow member would seem

@@ -10,6 +10,7 @@
 #include "absl/time/time.h"
 #include "aggregation/deadline.h"
 #include "aggregation/pace.h"
+#include "aggregation/participation.h"
 #include "aggregation/round.h"
 #include "server/config.h"
 #include "tributary/v1/model.pb.h"
@@ -25,10 +26,12 @@ struct WaitReport {
   uint64_t unanswered = 0;            // of them, awaited to the end
   uint64_t carried = 0;               // updates of earlier rounds that count in this one
   std::vector<std::string> degraded;  // members that are slow now, ascending
+  uint64_t offers = 0;                // uploads that waited for a grant
+  uint64_t unused_grants = 0;         // taken back: the upload did not begin in time
 };
 
 // The policy as the root's config has it.
-v1::Stragglers StragglersProto(const StragglerConfig& config);
+v1::Stragglers StragglersProto(const StragglerConfig& config, const CohortConfig& cohort);
 
 class Stragglers {
  public:
@@ -37,14 +40,21 @@ class Stragglers {
   // Before each TRAIN round: its soft deadline here, the spec's or less.
   void BeginRound(const v1::RoundSpec& spec);
   absl::Duration soft_deadline() const { return deadline_; }
+  aggregation::WithinRound within() const { return adaptive_.Within(); }
   aggregation::Late late() const { return late_; }
   uint64_t max_staleness() const { return max_staleness_; }
   double Preference(const std::string& id) const { return pace_.Preference(id); }
 
+  // What this node's clients' updates are folded with, where the run weighs by the inverse of how
+  // often they are in; else `weight`. Never more than `weight`, never less than 1.
+  int64_t Weight(const std::string& id, int64_t weight) const;
+  const aggregation::Participation& participation() const { return participation_; }
+
   // The share of its steps that it is asked for in its next task; 1: all.
   double Work(const std::string& id) const;
   void TaskSent(const std::string& id, absl::Duration now);
-  void OfferSeen(const std::string& id, absl::Duration now);  // its upload or partial sum begins
+  // Its update is ready, or its upload or partial sum begins; the last of several.
+  void OfferSeen(const std::string& id, absl::Duration now);
   void Whole(const std::string& id, uint64_t bytes, bool aggregator, absl::Duration now);
   // The round has closed: learns from its times, and names in the log who became slow or well.
   WaitReport EndRound(const aggregation::RoundMachine& machine, absl::Duration elapsed);
@@ -60,6 +70,7 @@ class Stragglers {
   absl::Duration deadline_;
   aggregation::AdaptiveDeadline adaptive_{{}};
   aggregation::PaceTracker pace_{{}};
+  aggregation::Participation participation_;      // of this node's clients
   absl::flat_hash_map<std::string, Mark> marks_;  // of this round
 };
 

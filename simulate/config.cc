@@ -78,6 +78,7 @@ void ReadPolicy(TomlReader& toml, Config* c) {
   ReadIn(toml, "straggler", "participation", &c->participation, 0, 1);
   ReadIn(toml, "straggler", "quorum", &c->quorum, 1e-9, 1);
   ReadIn(toml, "straggler", "rejoin_grace_s", &c->rejoin_grace_s, 0, 1e6);
+  ReadIn(toml, "cohort", "minimum", &c->minimum, 1, 1e6);
   ReadIn(toml, "cohort", "fraction", &c->fraction, 1e-9, 1);
   ReadIn(toml, "cohort", "count", &c->count, 1, 1e6);
   ReadIn(toml, "cohort", "over_selection", &c->over_selection, 1, 10);
@@ -104,6 +105,9 @@ absl::StatusOr<Config> Interpret(TomlReader toml) {
   toml.Require(c.racks.count <= c.clients.count, "racks", "count",
                absl::StrCat("[racks] count = ", c.racks.count, " passes [clients] count = ",
                             c.clients.count, ": a rack would have nobody"));
+  toml.Require(c.minimum <= c.clients.count, "cohort", "minimum",
+               absl::StrCat("[cohort] minimum = ", c.minimum, " passes [clients] count = ",
+                            c.clients.count, ": no round could succeed"));
   if (c.count == 0) c.count = std::max<uint64_t>(1, c.clients.count / 2);
   RETURN_IF_ERROR(toml.Finish());
   return c;

@@ -72,6 +72,7 @@ struct Config {  // [simulate]
   double participation = 0.75;
   double quorum = 1;
   double rejoin_grace_s = 5;
+  uint64_t minimum = 1;  // accepted before a round counts, and before a soft deadline closes it
   double fraction = 1;
   uint64_t count = 0;  // default: half of the clients
   double over_selection = 1.3;

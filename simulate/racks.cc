@@ -57,11 +57,13 @@ void Arm::BeginRack(uint32_t index, uint64_t round) {
   plan.deadline = aggregation::ChildDeadline(
       std::max(root_->deadline_at - now(), absl::ZeroDuration()), rack.forward_time);
   plan.soft_deadline = rack.deadlines.Next();
+  plan.within = rack.deadlines.Within();
+  const auto share = [&](uint64_t n) {
+    const uint64_t all = population_.size();
+    return n * rack.end / all - n * rack.first / all;
+  };
+  plan.enough = std::max<uint64_t>(1, share(config_.minimum));
   if (policy_.counted) {
-    const auto share = [&](uint64_t n) {
-      const uint64_t all = population_.size();
-      return n * rack.end / all - n * rack.first / all;
-    };
     plan.cohort_count = share(aggregation::OverSelected(config_.count, config_.over_selection));
     plan.target = share(config_.count);
     plan.cohort_fraction = 0;

@@ -39,8 +39,11 @@ void Arm::BeginRound() {
   aggregation::RoundPlan plan = BasePlan();
   plan.cohort_fraction = 1;
   plan.target = policy_.counted ? config_.count : 0;
+  plan.minimum = static_cast<uint32_t>(config_.minimum);
+  plan.enough = config_.minimum;
   plan.deadline = absl::Seconds(config_.deadline_s);
   plan.soft_deadline = root_->deadlines.Next();
+  plan.within = root_->deadlines.Within();
   root_->deadline_at = now() + plan.deadline;
   root_->machine = std::make_unique<aggregation::RoundMachine>(plan);
   std::vector<aggregation::RoundMachine::Member> members;

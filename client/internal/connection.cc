@@ -134,6 +134,9 @@ void Connection::OnStreamMessage(const SessionStream* stream, v1::SessionRespons
     case v1::SessionResponse::kOutcome:
       mailbox_->PostOutcome(std::move(*message.mutable_outcome()));
       break;
+    case v1::SessionResponse::kGrant:
+      mailbox_->PostGrant(message.grant().round());
+      break;
     case v1::SessionResponse::kStop:
       Stopped(stream, message.stop());
       break;

@@ -26,7 +26,7 @@ void Mailbox::DropTasks() {
 
 void Mailbox::PostJoined(v1::Joined joined, std::shared_ptr<grpc::Channel> channel) {
   std::lock_guard lock(mu_);
-  uplink_ = {std::move(channel), ++generations_};
+  uplink_ = {std::move(channel), ++generations_, joined.offer_above_bytes()};
   // A run that was resumed from an older checkpoint goes back; else this is where it stands.
   over_round_ = joined.committed_round();
   Push(std::move(joined));
@@ -51,6 +51,12 @@ void Mailbox::PostOutcome(v1::Outcome outcome) {
   std::lock_guard lock(mu_);
   over_round_ = std::max<uint64_t>(over_round_, outcome.round());
   Push(std::move(outcome));
+}
+
+void Mailbox::PostGrant(uint64_t round) {
+  std::lock_guard lock(mu_);
+  granted_round_ = round;
+  Changed();
 }
 
 void Mailbox::PostEnd(absl::Status status) {
@@ -164,6 +170,16 @@ bool Mailbox::Lost(uint64_t generation) const {
 Presence Mailbox::presence() const {
   std::lock_guard lock(mu_);
   return presence_;
+}
+
+void Mailbox::ExpectGrant() {
+  std::lock_guard lock(mu_);
+  granted_round_ = 0;
+}
+
+bool Mailbox::Granted(uint64_t round) const {
+  std::lock_guard lock(mu_);
+  return granted_round_ == round;
 }
 
 void Mailbox::SetWork(uint64_t round, std::string phase) {

@@ -25,6 +25,7 @@ namespace tributary::client::internal {
 struct Uplink {
   std::shared_ptr<grpc::Channel> channel;  // null: no session now
   uint64_t generation = 0;
+  uint64_t offer_above_bytes = 0;  // larger updates are to be offered; 0: none
 };
 
 // What identifies a task: a second one with the same key is the same task, sent again.
@@ -61,6 +62,7 @@ class Mailbox {
   void PostLost();  // the session is gone; its task will come again in the next one
   void PostTask(v1::Task task);
   void PostOutcome(v1::Outcome outcome);
+  void PostGrant(uint64_t round);
   void PostEnd(absl::Status status);  // after what is queued
   void PostShutdown();                // before what is queued
   void Poke();                        // something that a Wait's condition looks at has changed
@@ -87,6 +89,9 @@ class Mailbox {
   bool Over(const TaskKey& key) const;        // that, or the round's outcome is known
   bool Lost(uint64_t generation) const;       // that session is no longer up
   Presence presence() const;
+  // An offer is about to be made: grants of earlier ones do not count.
+  void ExpectGrant();
+  bool Granted(uint64_t round) const;  // since ExpectGrant
   void SetWork(uint64_t round, std::string phase);
   void SetHeld(std::string sha256);
   void SetCommittedRound(uint64_t round);
@@ -108,7 +113,8 @@ class Mailbox {
   bool ending_ = false;
   bool shutdown_ = false;
   TaskKey newest_task_;
-  uint64_t over_round_ = 0;  // the newest round whose outcome is known
+  uint64_t over_round_ = 0;     // the newest round whose outcome is known
+  uint64_t granted_round_ = 0;  // 0: none
   Presence presence_;
 };
 

@@ -73,6 +73,8 @@ class Participant final : public Client {
   // --- Uploads (participant_upload.cc).
   enum class Next { kDone, kAgain, kLeft };
   void SendUpdate();  // the open round's; until it is in, refused, given up, or the session is lost
+  // Until the aggregator says so, where it wants to. False: interrupted, or the round is over.
+  bool AwaitGrant(const Uplink& uplink, const std::function<bool()>& interrupted);
   Next Judge(const absl::StatusOr<v1::UploadResponse>& answer, absl::Duration* wait);
   Next Retry(const std::string& why, uint64_t retry_after_ms, absl::Duration* wait);
   void Drop(

@@ -19,7 +19,8 @@ void Participant::SendUpdate() {
     const auto interrupted = [&] {
       return mailbox_->Superseded(key) || mailbox_->Lost(uplink.generation);
     };
-    if (interrupted()) return;  // kept: where the round is still open, its task comes again
+    // Kept: where the round is still open, its task comes again.
+    if (interrupted() || !AwaitGrant(uplink, interrupted)) return;
     const uint64_t covered = mailbox_->last_sequence();
     ++open_->attempts;
     const UploadAttempt attempt =
@@ -37,6 +38,25 @@ void Participant::SendUpdate() {
         Pause(wait, interrupted);
     }
   }
+}
+
+bool Participant::AwaitGrant(const Uplink& uplink, const std::function<bool()>& interrupted) {
+  const uint64_t bytes = open_->delta.bytes;
+  if (!options_.offer_updates || uplink.offer_above_bytes == 0 ||
+      bytes <= uplink.offer_above_bytes) {
+    return true;
+  }
+  const TaskKey key = open_->key;
+  v1::SessionRequest request;
+  request.mutable_offer()->set_round(key.round);
+  request.mutable_offer()->set_encoded_bytes(bytes);
+  mailbox_->ExpectGrant();
+  connection_->Send(std::move(request));
+  // No patience of its own: the session's heartbeats tell whether the aggregator lives, and the
+  // round's end whether there is something to wait for.
+  const auto over = [&] { return interrupted() || mailbox_->Over(key); };
+  mailbox_->Wait(absl::InfiniteDuration(), [&] { return over() || mailbox_->Granted(key.round); });
+  return !over();
 }
 
 Participant::Next Participant::Judge(const absl::StatusOr<v1::UploadResponse>& answer,

@@ -69,6 +69,7 @@ void ReadData(TomlReader& toml, const ConfigOverrides& overrides, ClientConfig* 
   ReadIn(toml, "data", "shards_per_client", &c->split.shards_per_client, 1, 1000);
   ReadIn(toml, "data", "clients", &c->split.clients, 1, kMaxClients);
   toml.Read("data", "index", &c->index);
+  toml.Read("data", "report_labels", &c->report_labels);
   toml.Read("data", "seed", &c->split.seed);
   if (overrides.index) c->index = *overrides.index;
   if (overrides.seed) c->split.seed = *overrides.seed;

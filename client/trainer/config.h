@@ -24,6 +24,7 @@ struct ClientConfig {
   std::string split_name = "iid";  // "iid", "shards", "dirichlet"
   SplitSpec split;                 // of it: alpha, shards_per_client, clients, seed
   uint32_t index = 0;              // which of the parts is this client's: 0..clients-1
+  bool report_labels = false;      // tells the aggregator its shares of labels
   // [model]
   std::string model;  // required: a built-in model's name, or a TorchScript file's path
   // [log]

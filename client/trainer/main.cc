@@ -36,7 +36,8 @@ int Check(const std::string& file, const ConfigOverrides& overrides) {
   return kDone;
 }
 
-int Run(const std::string& file, const ConfigOverrides& overrides, bool probe) {
+int Run(const std::string& file, const ConfigOverrides& overrides, FleetOptions options,
+        bool probe) {
   const auto config = LoadClientConfig(file, overrides);
   if (!config.ok()) return Refuse(config.status());
   const absl::Status log = SetUpLog(
@@ -49,7 +50,8 @@ int Run(const std::string& file, const ConfigOverrides& overrides, bool probe) {
     if (!probed.ok()) std::fprintf(stderr, "%s: %s\n", file.c_str(), Text(probed).c_str());
     return probed.ok() ? kDone : kFailed;
   }
-  const auto fleet = Fleet::Create(*config, overrides.simulate.has_value());
+  options.simulate = overrides.simulate.has_value();
+  const auto fleet = Fleet::Create(*config, options);
   if (!fleet.ok()) return Refuse(Annotate(fleet.status(), file));
   return (*fleet)->Run().ok() ? kDone : kFailed;
 }
@@ -118,6 +120,13 @@ int Main(int argc, char** argv) {
   app.add_option("--virtual-until", run.until)->group("");
   app.add_option("--virtual-versions", run.most_versions)->group("");
   app.add_option("--virtual-lr", run.lr)->group("");
+  // Internal: what `tributary bench round --scenario stragglers` starts.
+  tributary::client::trainer::FleetOptions fleet;
+  app.add_option("--part-first", fleet.part_first)->needs(simulate)->group("");
+  app.add_option("--part-count", fleet.part_count)->needs(simulate)->group("");
+  app.add_option("--paced-seconds", fleet.pace.seconds)->group("");
+  app.add_option("--paced-slow-every", fleet.pace.slow_every)->group("");
+  app.add_option("--paced-slow-factor", fleet.pace.slow_factor)->group("");
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp& help) {
@@ -135,7 +144,7 @@ int Main(int argc, char** argv) {
     tributary::ReleaseEndSignals();
     return Evaluate(file, overrides);
   }
-  return check ? Check(file, overrides) : Run(file, overrides, probe);
+  return check ? Check(file, overrides) : Run(file, overrides, fleet, probe);
 }
 
 }  // namespace

@@ -35,9 +35,11 @@ struct Bench {
     AddTransport(*command, code);
     auto* r = command->add_subcommand("round", "whole rounds by real processes, without training");
     r->add_option("--scenario", round.scenario)
-        ->check(CLI::IsMember({"ingest", "overhead", "sessions", "simulated", "async"}))
+        ->check(CLI::IsMember(
+            {"ingest", "overhead", "sessions", "incast", "stragglers", "simulated", "async"}))
         ->capture_default_str();
-    r->add_option("--clients", round.clients)->check(CLI::Range(1, 100000))->capture_default_str();
+    r->add_option("--clients", round.clients, "default: 200; incast 1000, stragglers and async 100")
+        ->check(CLI::Range(1, 100000));
     r->add_option("--model", round.model)->capture_default_str();
     r->add_option("--codec", round.codec)->capture_default_str();
     r->add_option("--topology", round.topology)
@@ -73,6 +75,7 @@ struct Bench {
     c->add_option("--model", senders.model);
     c->add_option("--codec", senders.codec);
     c->add_option("--modelled", senders.modelled);
+    c->add_flag("--no-offers", senders.no_offers);
     c->callback([this, code] { *code = bench::Senders(senders); });
   }
 

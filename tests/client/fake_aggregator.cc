@@ -111,6 +111,12 @@ void FakeAggregator::SendOutcome(uint64_t round, bool included, const std::strin
   Send(message);
 }
 
+void FakeAggregator::SendGrant(uint64_t round) {
+  v1::SessionResponse message;
+  message.mutable_grant()->set_round(round);
+  Send(message);
+}
+
 void FakeAggregator::SendStop(v1::Stop::Kind kind, uint64_t retry_after_ms) {
   v1::SessionResponse message;
   message.mutable_stop()->set_kind(kind);
@@ -135,6 +141,10 @@ std::vector<ReceivedUpload> FakeAggregator::uploads() {
 std::vector<v1::Report> FakeAggregator::reports() {
   std::lock_guard lock(mu_);
   return reports_;
+}
+std::vector<v1::Offer> FakeAggregator::offers() {
+  std::lock_guard lock(mu_);
+  return offers_;
 }
 std::vector<v1::Heartbeat> FakeAggregator::heartbeats() {
   std::lock_guard lock(mu_);
@@ -161,6 +171,9 @@ bool FakeAggregator::WaitForUploads(size_t n) {
 bool FakeAggregator::WaitForReports(size_t n) {
   return Wait([&] { return reports_.size() >= n; });
 }
+bool FakeAggregator::WaitForOffers(size_t n) {
+  return Wait([&] { return offers_.size() >= n; });
+}
 bool FakeAggregator::WaitForLeaves(size_t n) {
   return Wait([&] { return leaves_.size() >= n; });
 }
@@ -185,6 +198,7 @@ size_t FakeAggregator::CountHeartbeats(const std::string& phase) const {
 void FakeAggregator::Take(const v1::SessionRequest& request) {
   if (request.has_heartbeat()) heartbeats_.push_back(request.heartbeat());
   if (request.has_report()) reports_.push_back(request.report());
+  if (request.has_offer()) offers_.push_back(request.offer());
   if (request.has_leave()) leaves_.push_back(request.leave().reason());
   changed_.notify_all();
 }

@@ -65,6 +65,7 @@ class FakeAggregator final : public v1::Aggregator::Service {
   void Send(const v1::SessionResponse& message);
   void SendTask(const v1::Task& task);
   void SendOutcome(uint64_t round, bool included, const std::string& reason = "");
+  void SendGrant(uint64_t round);
   void SendStop(v1::Stop::Kind kind, uint64_t retry_after_ms = 0);
   void DropSession();
 
@@ -74,6 +75,7 @@ class FakeAggregator final : public v1::Aggregator::Service {
   std::vector<v1::Join> joins();
   std::vector<ReceivedUpload> uploads();
   std::vector<v1::Report> reports();
+  std::vector<v1::Offer> offers();
   std::vector<v1::Heartbeat> heartbeats();
   std::vector<std::string> leaves();
   int downloads();
@@ -81,6 +83,7 @@ class FakeAggregator final : public v1::Aggregator::Service {
   bool WaitForJoins(size_t n);
   bool WaitForUploads(size_t n);  // whole ones and broken ones that have been answered
   bool WaitForReports(size_t n);
+  bool WaitForOffers(size_t n);
   bool WaitForHeartbeats(size_t n, const std::string& phase);
   bool WaitForLeaves(size_t n);
   bool WaitForNoSession();
@@ -120,6 +123,7 @@ class FakeAggregator final : public v1::Aggregator::Service {
   std::set<std::string> peers_;
   std::vector<ReceivedUpload> uploads_;
   std::vector<v1::Report> reports_;
+  std::vector<v1::Offer> offers_;
   std::vector<v1::Heartbeat> heartbeats_;
   std::vector<std::string> leaves_;
   int downloads_ = 0;

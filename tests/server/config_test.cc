@@ -219,6 +219,9 @@ TEST(ConfigTest, NumbersOutOfRangeNameTheRange) {
       {"lanes = 2", "lanes = 0", {"7:9", "1 to 16"}},
       {"\"1GiB\"", "100", {"11:18", "[limits] inflight_bytes = 100", "64KiB"}},
       {"fold_workers = 1", "fold_workers = 257", {"12:16", "0 to 256"}},
+      {"fold_workers = 1",
+       "grant_timeout_s = 0",
+       {"12:19", "[limits] grant_timeout_s = 0", "0.1 to"}},
       {"rounds = 3", "rounds = 0", {"17:10", "1 to"}},
       {"fraction_bits = 30", "fraction_bits = 45", {"21:17", "20 to 44"}},
       {"max_client_weight = 1024", "max_client_weight = 0", {"23:21", "1 to"}},
@@ -277,6 +280,21 @@ TEST(ConfigTest, Ef21NeedsThePopulationsWeightAndExcludesWhatChangesWeights) {
                                 "\"conv1.weight\" = \"sum\"")),
               AllOf(HasSubstr("34:9"), HasSubstr("ef21 is for tensors that are averaged"),
                     HasSubstr("conv1.weight = fp32")));
+}
+
+TEST(ConfigTest, InverseProbabilityNeedsFractionalWeightsAndRounds) {
+  const std::string wanted =
+      Replaced(kRoot, "fraction = 1.0", "weighting = \"inverse_probability\"");
+  EXPECT_THAT(Findings(wanted), AllOf(HasSubstr("29:13"), HasSubstr("fractional_weights = true")));
+  const std::string good = Replaced(wanted, "max_round_weight = 1048576",
+                                    "max_round_weight = 4096\nfractional_weights = true");
+  EXPECT_EQ(Findings(good), "");
+  EXPECT_EQ(ParseConfig(good, "c.toml")->cohort.weighting, "inverse_probability");
+  EXPECT_EQ(ParseConfig(good, "c.toml")->cohort.most_gain, 10);
+  EXPECT_THAT(Findings(Replaced(kRoot, "fraction = 1.0", "most_gain = 5")),
+              AllOf(HasSubstr("29:13"), HasSubstr("does nothing without weighting")));
+  EXPECT_THAT(Findings(Replaced(kRoot, "fraction = 1.0", "weighting = \"inverse\"")),
+              AllOf(HasSubstr("29:13"), HasSubstr("inverse_probability")));
 }
 
 TEST(ConfigTest, DctNeedsAveragedTensorsOfItsPlanes) {

@@ -19,6 +19,7 @@
 #include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "client/trainer/dataset.h"
+#include "client/trainer/internal/label_trainer.h"
 #include "client/trainer/internal/logging_trainer.h"
 
 namespace tributary::client::trainer {
@@ -62,7 +63,8 @@ int SlotCount(const ClientConfig& config, bool simulate) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Fleet>> Fleet::Create(const ClientConfig& config, bool simulate) {
+absl::StatusOr<std::unique_ptr<Fleet>> Fleet::Create(const ClientConfig& config,
+                                                     const FleetOptions& options) {
   std::unique_ptr<Fleet> fleet(new Fleet);
   if (pipe2(fleet->signals_, O_CLOEXEC | O_NONBLOCK) != 0) {
     return absl::ResourceExhaustedError("no file descriptor is left; raise ulimit -n");
@@ -73,7 +75,7 @@ absl::StatusOr<std::unique_ptr<Fleet>> Fleet::Create(const ClientConfig& config,
   }
   RETURN_IF_ERROR(CatchSignals(fleet->signals_[1]));
   UseOneTorchThread();
-  RETURN_IF_ERROR(fleet->AddMembers(config, simulate));
+  RETURN_IF_ERROR(fleet->AddMembers(config, options));
   return fleet;
 }
 
@@ -86,28 +88,31 @@ Fleet::~Fleet() {
   }
 }
 
-absl::Status Fleet::AddMembers(const ClientConfig& config, bool simulate) {
-  ASSIGN_OR_RETURN(const auto pool, NetworkPool::Create(config.model, SlotCount(config, simulate)));
+absl::Status Fleet::AddMembers(const ClientConfig& config, const FleetOptions& options) {
+  ASSIGN_OR_RETURN(const auto pool,
+                   NetworkPool::Create(config.model, SlotCount(config, options.simulate)));
   ASSIGN_OR_RETURN(const ImageFormat format, FormatOf(config.dataset));
   RETURN_IF_ERROR(pool->CheckInput(format));
   ASSIGN_OR_RETURN(const Dataset dataset, LoadDataset(config.dataset, config.directory));
   ASSIGN_OR_RETURN(const Parts train, SplitTraining(dataset.train.labels, config.split));
   ASSIGN_OR_RETURN(const Parts test,
                    SplitTest(dataset.test.size(), config.split.clients, config.split.seed));
-  const uint32_t first = simulate ? 0 : config.index;
-  const uint32_t end = simulate ? config.split.clients : config.index + 1;
+  const uint32_t first = options.simulate ? options.part_first : config.index;
+  uint32_t end = options.simulate ? config.split.clients : config.index + 1;
+  if (options.part_count > 0) end = std::min(end, first + options.part_count);
   for (uint32_t i = first; i < end; ++i) {
-    const std::string id = simulate ? absl::StrFormat("%s-%03d", config.id, i) : config.id;
     TorchTrainer::Data data{.format = dataset.format,
                             .train = Gather(dataset.train, dataset.format, train[i]),
                             .test = Gather(dataset.test, dataset.format, test[i])};
-    RETURN_IF_ERROR(AddMember(config, id, simulate, pool, std::move(data)));
+    RETURN_IF_ERROR(AddMember(config, options, i, pool, std::move(data)));
   }
   return absl::OkStatus();
 }
 
-absl::Status Fleet::AddMember(const ClientConfig& config, const std::string& id, bool simulate,
+absl::Status Fleet::AddMember(const ClientConfig& config, const FleetOptions& fleet, uint32_t index,
                               const std::shared_ptr<NetworkPool>& pool, TorchTrainer::Data data) {
+  const bool simulate = fleet.simulate;
+  const std::string id = simulate ? absl::StrFormat("%s-%03d", config.id, index) : config.id;
   ClientOptions options;
   options.endpoints = config.endpoints;
   options.id = id;
@@ -119,7 +124,14 @@ absl::Status Fleet::AddMember(const ClientConfig& config, const std::string& id,
               "{}: {} training and {} test examples of {}, model {}, aggregators {}", id,
               data.train.size(), data.test.size(), config.dataset, config.model,
               absl::StrJoin(config.endpoints, ", "));
-  ASSIGN_OR_RETURN(auto trainer, TorchTrainer::Create(pool, id, std::move(data)));
+  const std::vector<uint8_t> labels = data.train.labels;
+  const auto classes = static_cast<int>(data.format.classes);
+  std::unique_ptr<Trainer> trainer;
+  ASSIGN_OR_RETURN(trainer, TorchTrainer::Create(pool, id, std::move(data)));
+  if (config.report_labels) {
+    ASSIGN_OR_RETURN(trainer, MakeLabelTrainer(labels, classes, std::move(trainer)));
+  }
+  trainer = MakePacedTrainer(fleet.pace, index, std::move(trainer));
   Member member{.id = id,
                 .trainer = MakeLoggingTrainer(id, std::move(trainer), simulate),
                 .client = nullptr,

@@ -35,6 +35,7 @@ void Scenario::DropRound(Node& node) {
 void Scenario::Begin(Node& node, RoundPlan plan, uint64_t base) {
   DropRound(node);
   if (adaptive_) plan.soft_deadline = node.adaptive.Next();
+  if (adaptive_) plan.within = node.adaptive.Within();
   node.plan = plan;
   node.base = base;
   node.deadline_at = world_.now() + plan.deadline;

@@ -159,6 +159,14 @@ TEST(ClientConfig, NeedsNoIdWhereTheCommandLineGivesOne) {
   EXPECT_EQ(Findings(Replaced(kLeast, "id = \"a\"\n", ""), {.id = "b"}), "");
 }
 
+TEST(ClientConfig, TellsItsLabelsOnlyWhereItIsToldTo) {
+  EXPECT_FALSE(ParseClientConfig(kLeast, "c.toml")->report_labels);
+  const auto config =
+      ParseClientConfig(Replaced(kLeast, "[model]", "report_labels = true\n[model]"), "c.toml");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_TRUE(config->report_labels);
+}
+
 TEST(ClientConfig, SimulationReplacesClientsAndIndex) {
   const auto config = ParseClientConfig(kWhole, "c.toml", {.simulate = 5});
   ASSERT_TRUE(config.ok()) << config.status();

@@ -1,0 +1,88 @@
+// Reports of bias, and weights against it, at a node with clients by hand.
+#include <gmock/gmock.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "tests/server/node_fixture.h"
+
+namespace tributary::server {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int64_t kExample = 65536;  // one example where weights are fractional
+
+class ParticipationTest : public testing::Test {
+ protected:
+  std::string Text(int rounds, const std::string& cohort) {
+    return absl::StrFormat(
+        "[node]\nname = \"root\"\nlisten = \"127.0.0.1:0\"\n[run]\nname = \"t\"\nrounds = %d\n"
+        "model = \"%s\"\nevaluate_every = 0\n[aggregation]\nfractional_weights = true\n"
+        "max_round_weight = 4096\n[cohort]\nminimum = 1\n%s[straggler]\ndeadline = \"fixed\"\n"
+        "quorum = 0.5\n[checkpoint]\ndirectory = \"%s\"\n",
+        rounds, WriteTestModel(dir_), cohort, dir_ / "checkpoints");
+  }
+  // Three rounds that one of two closes: "a" the first two, "b" the last.
+  std::vector<RoundReport> ThreeRounds(const std::string& cohort) {
+    TestNode node(Text(3, cohort));
+    RawClient a(node.endpoint(), "a"), b(node.endpoint(), "b");
+    std::vector<RoundReport> reports;
+    for (int round = 0; round < 3; ++round) {
+      a.AwaitTask();
+      b.AwaitTask();
+      // Both are asked before one answers.
+      if (round == 2) {
+        EXPECT_EQ(b.Upload(EncodeTest(2), 10 * kExample).status(), v1::UploadResponse::ACCEPTED);
+      } else {
+        EXPECT_EQ(a.Upload(EncodeTest(1), 10 * kExample).status(), v1::UploadResponse::ACCEPTED);
+      }
+      reports.push_back(node.Round(static_cast<size_t>(round)));
+    }
+    EXPECT_EQ(node.End(), absl::OkStatus());
+    return reports;
+  }
+  TempDir dir_;
+};
+
+TEST_F(ParticipationTest, IsCountedAndWrittenAtTheEnd) {
+  const auto reports = ThreeRounds("");
+  ASSERT_EQ(reports.size(), 3u);
+  // Ever in: "a" in two of three rounds, "b" in one of one.
+  const aggregation::ParticipationSummary& last = reports[2].participation;
+  EXPECT_EQ(last.clients, 2u);
+  EXPECT_DOUBLE_EQ(last.least, 2.0 / 3);
+  EXPECT_DOUBLE_EQ(last.most, 1);
+  EXPECT_THAT(ToJson(reports[0]), HasSubstr("\"participation\":{\"clients\":1,"));
+  std::ifstream file(dir_ / "checkpoints/t/rounds-participation.csv");
+  std::stringstream text;
+  text << file.rdbuf();
+  EXPECT_EQ(text.str(), "client,asked,in\na,3,2\nb,1,1\n");
+}
+
+TEST_F(ParticipationTest, ExamplesWeighTheSameUnlessAskedFor) {
+  for (const RoundReport& report : ThreeRounds("")) {
+    EXPECT_EQ(report.collected.result.weight, uint64_t{10 * kExample});
+  }
+}
+
+// most_gain = 4: all are multiplied by 1/4. After two rounds "a" was in twice of two, "b" never:
+// its probability is 1/3, and its weight 3 times that of "a".
+TEST_F(ParticipationTest, WhoWasAwayWeighsMoreByTheInverseOfItsProbability) {
+  const auto reports = ThreeRounds("weighting = \"inverse_probability\"\nmost_gain = 4\n");
+  ASSERT_EQ(reports.size(), 3u);
+  EXPECT_EQ(reports[0].collected.result.weight, 163840u);  // 655360 / 4
+  EXPECT_EQ(reports[1].collected.result.weight, 163840u);
+  EXPECT_EQ(reports[2].collected.result.weight, 491520u);
+}
+
+// most_gain = 2: "b" would gain 3 times.
+TEST_F(ParticipationTest, NobodyGainsMoreThanIsAllowed) {
+  const auto reports = ThreeRounds("weighting = \"inverse_probability\"\nmost_gain = 2\n");
+  ASSERT_EQ(reports.size(), 3u);
+  EXPECT_EQ(reports[0].collected.result.weight, 327680u);
+  EXPECT_EQ(reports[2].collected.result.weight, 655360u);
+}
+
+}  // namespace
+}  // namespace tributary::server
