@@ -134,8 +134,11 @@ class RealRun {
   std::vector<Process> processes_;  // the root first
 };
 
+// Of the rounds after the first: that one begins, in the run, as soon as the minimum of clients is
+// there, and asks whoever that is; in the simulation all are there.
 double Mean(const std::vector<double>& values) {
-  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+  return std::accumulate(values.begin() + 1, values.end(), 0.0) /
+         static_cast<double>(values.size() - 1);
 }
 
 }  // namespace
@@ -153,7 +156,8 @@ absl::StatusOr<std::vector<Figure>> SimulatedAgainstReal(const std::string& out)
     for (const simulate::Policy& policy : simulate::KnownPolicies()) {
       if (policy.name == c.policy) simulated = simulate::Arm(config, policy, "tcp").Run();
     }
-    if (simulated.round_s.empty()) return absl::InternalError("the simulation committed no round");
+    if (simulated.round_s.size() < 2)
+      return absl::InternalError("the simulation committed no round");
     ASSIGN_OR_RETURN(const std::vector<double> measured, RealRun(c, folder).Run(file));
     const double wanted = Mean(measured);
     const double told = Mean(simulated.round_s);
@@ -164,9 +168,10 @@ absl::StatusOr<std::vector<Figure>> SimulatedAgainstReal(const std::string& out)
          .value = error,
          .unit = "",
          .ceiling = std::nullopt,
-         .note = absl::StrFormat("mean of %d rounds: %.3f s simulated, %.3f s measured "
-                                 "(real processes, training as a wait)",
-                                 kRounds, told, wanted)});
+         .note = absl::StrFormat(
+             "mean of %d rounds, the first left out: %.3f s simulated, %.3f s measured "
+             "(real processes, training as a wait)",
+             kRounds, told, wanted)});
   }
   figures.push_back({.name = "simulate.error",
                      .value = largest,

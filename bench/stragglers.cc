@@ -80,7 +80,7 @@ class RealArm {
   std::string RootSections() const {
     return absl::StrFormat(
         "[run]\nname = \"bench\"\nrounds = %d\nmodel = \"mlp-fashion\"\nevaluate_every = %d\n"
-        "[checkpoint]\ndirectory = \"%s\"\n[cohort]\nminimum = 60\n[training]\nlr = 0.1\n"
+        "[checkpoint]\ndirectory = \"%s\"\n[cohort]\nminimum = 20\n[training]\nlr = 0.1\n"
         "local_epochs = 2\n%s",
         kRounds, kRounds, (out_ / "checkpoints").string(), policy_.straggler);
   }

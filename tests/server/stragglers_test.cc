@@ -75,6 +75,25 @@ TEST_F(StragglersTest, LearnsItsDeadlineAndDoesNotWaitForTheSilent) {
   EXPECT_TRUE(second.committed) << second.why_not;
 }
 
+// Twelve are asked, ten of them make 0.8 and answer; the others say nothing. Without what it learns
+// within the round this test would last ten minutes.
+TEST_F(StragglersTest, TheFirstRoundDoesNotWaitForTheSilentEither) {
+  TestNode node(Config(1, 2, "", "deadline_s = 600\ndeadline_floor_s = 0.4"));
+  std::vector<std::unique_ptr<RawClient>> clients;
+  for (int i = 0; i < 12; ++i) {
+    clients.push_back(std::make_unique<RawClient>(node.endpoint(), absl::StrCat("c", i)));
+  }
+  for (auto& client : clients) client->AwaitTask();
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_EQ(clients[i]->Upload(EncodeTest(1), kExample).status(), v1::UploadResponse::ACCEPTED);
+  }
+  const RoundReport report = node.Round(0);
+  EXPECT_TRUE(report.committed) << report.why_not;
+  EXPECT_EQ(report.collected.wait.closed_by, "deadline");
+  EXPECT_EQ(report.collected.wait.unanswered, 2u);
+  EXPECT_EQ(report.collected.result.clients, 10u);
+}
+
 TEST_F(StragglersTest, CarriesALateUpdateIntoTheNextRoundAndTellsItsClientSo) {
   TestNode node(Config(3, 1, "", "deadline = \"fixed\"\nquorum = 0.5\nlate = \"carry\""));
   RawClient b(node.endpoint(), "b");
