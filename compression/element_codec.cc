@@ -94,16 +94,20 @@ void ElementCodec::Fold(const PiecedBytes& payload, uint64_t begin, uint64_t cou
 
 void ElementCodec::FoldMany(std::span<const FoldPart> parts, uint64_t count, int fraction_bits,
                             int64_t* acc) const {
-  // fp32's updates are bound by their own bytes: read in long runs, as the CPU prefetches them,
-  // they fold nearly twice as fast as by stretches.
-  std::vector<FoldArgs> args;
-  for (const FoldPart& part : parts) args.push_back(Args({fraction_bits, part.weight}));
-  ForEachStretch(
-      parts.size(), count, 1,
-      [&](size_t i, uint64_t at, uint64_t n) {
-        FoldRuns(*parts[i].payload, parts[i].begin + at, n, args[i], acc + at);
+  const FoldArgs args = Args({fraction_bits, 1});
+  ByWeight(
+      parts,
+      [&](std::span<const FoldPart> group) {
+        ForEachCommonRun(
+            group, [&](const FoldPart& part) { return part.begin * format_.width; }, format_.width,
+            count,
+            [&](std::span<const ManyRun> runs, uint64_t n, uint64_t done) {
+              format_.fold_many(runs.data(), runs.size(), n, args, acc + done);
+            });
       },
-      format_.width >= 4 ? count : kStretchElements);
+      [&](const FoldPart& part) {
+        Fold(*part.payload, part.begin, count, {fraction_bits, part.weight}, acc);
+      });
 }
 
 void ElementCodec::FoldRuns(const PiecedBytes& payload, uint64_t begin, uint64_t count,

@@ -10,6 +10,7 @@
 #include "hwy/foreach_target.h"
 // After foreach_target.h.
 #include "compression/internal/fold-inl.h"
+#include "compression/internal/fold_many-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -72,6 +73,20 @@ void Fold32(const uint8_t* p, size_t n, const FoldArgs& args, int64_t* acc) {
   for (; i < n; ++i) FoldOne(LoadLe<float>(p + 4 * i), args, acc + i);
 }
 
+struct Fp32Format {
+  static constexpr size_t kWidth = 4;
+#if HWY_TARGET != HWY_SCALAR
+  using Integers = hn::RebindToSigned<Floats>;
+  static HWY_INLINE hn::Vec<Doubles> Promote(const uint8_t* p) {
+    return hn::PromoteTo(Doubles(), LoadBytes(HalfFloats(), p));
+  }
+#endif
+};
+
+void Fold32Many(const ManyRun* runs, size_t count, size_t n, const FoldArgs& args, int64_t* acc) {
+  FoldManyNumbers<Fp32Format>(runs, count, n, args, acc, Fold32);
+}
+
 }  // namespace tributary::compression::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -79,6 +94,7 @@ HWY_AFTER_NAMESPACE();
 namespace tributary::compression {
 
 HWY_EXPORT(Fold32);
+HWY_EXPORT(Fold32Many);
 HWY_EXPORT(Max32);
 
 uint32_t MaxMagnitudeOf(const float* x, size_t n) {
@@ -104,6 +120,10 @@ std::shared_ptr<const Codec> MakeFp32() {
   };
   format.fold = [](const uint8_t* p, size_t n, const FoldArgs& args, int64_t* acc) {
     HWY_DYNAMIC_DISPATCH(Fold32)(p, n, args, acc);
+  };
+  format.fold_many = [](const ManyRun* runs, size_t count, size_t n, const FoldArgs& args,
+                        int64_t* acc) {
+    HWY_DYNAMIC_DISPATCH(Fold32Many)(runs, count, n, args, acc);
   };
   format.decode = [](const uint8_t* p, size_t n, float* out) { std::memcpy(out, p, 4 * n); };
   format.append = [](std::span<const float> x, std::vector<uint8_t>* out, float* residual) {

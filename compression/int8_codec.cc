@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "compression/internal/element_codec.h"
+#include "compression/internal/fold_many.h"
 #include "compression/internal/int8.h"
 #include "compression/internal/runs.h"
 
@@ -43,6 +44,8 @@ class Int8Codec final : public Codec {
                      .needs_error_feedback = false,
                      .deterministic = !stochastic,
                      .minimum_elements = 0};
+    format_.block = block;
+    format_.largest = 128;
   }
   const Capabilities& capabilities() const override { return capabilities_; }
   uint32_t parameter() const override { return block_; }
@@ -100,8 +103,8 @@ class Int8Codec final : public Codec {
 
   void FoldMany(std::span<const FoldPart> parts, uint64_t count, int fraction_bits,
                 int64_t* acc) const override {
-    ForEachStretch(parts.size(), count, block_, [&](size_t i, uint64_t at, uint64_t n) {
-      Fold(*parts[i].payload, parts[i].begin + at, n, {fraction_bits, parts[i].weight}, acc + at);
+    FoldManyOfBlocks(format_, parts, count, fraction_bits, acc, [&](const FoldPart& part) {
+      Fold(*part.payload, part.begin, count, {fraction_bits, part.weight}, acc);
     });
   }
 
@@ -128,6 +131,7 @@ class Int8Codec final : public Codec {
   const uint32_t block_;
   const Int8Rounding rounding_;
   Capabilities capabilities_;
+  BlockFormat format_;  // the same bytes as a format of blocks, for FoldMany
 };
 
 }  // namespace

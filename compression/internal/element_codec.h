@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "compression/codec.h"
+#include "compression/internal/fold_many.h"
 #include "compression/internal/scalar.h"
 
 namespace tributary::compression {
@@ -25,6 +26,9 @@ struct ElementFormat {
   // Kernels, over n elements. MaxMagnitude is of the encoded elements.
   uint32_t (*max_magnitude)(const uint8_t* p, size_t n);
   void (*fold)(const uint8_t* p, size_t n, const FoldArgs& args, int64_t* acc);
+  // Of `count` updates' runs at once, whose weights are in the runs; args has the grid's own part.
+  void (*fold_many)(const ManyRun* runs, size_t count, size_t n, const FoldArgs& args,
+                    int64_t* acc);
   void (*decode)(const uint8_t* p, size_t n, float* out);
   // Appends the encoding of x, all of whose elements fit; `residual` (x.size() floats, may be x's
   // own memory) is null or receives x - decode.
