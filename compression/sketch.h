@@ -27,6 +27,16 @@ struct SketchForm {
 inline constexpr uint64_t kSketchShortest = 1024;
 inline constexpr uint32_t kSketchLeastColumns = 32;
 
+// The largest share of a tensor's elements that may be recovered from a sum of such sketches: an
+// eighth of a row's columns. All are estimated before any is taken out, so each brings the
+// collisions of the others with it. Where updates have no large elements (the worst case), five
+// rows and up to an eighth, what is left over grows as the sum of updates does; above it, it grows
+// by a factor each round. With one and three rows such updates diverge at any number: they are for
+// sparse ones.
+inline double MostRecovered(const SketchForm& form) {
+  return static_cast<double>(form.columns) / 8 / static_cast<double>(kTileElements);
+}
+
 // The form of a sketch codec, or of one behind a policy's rule; null for other codecs.
 const SketchForm* SketchFormOf(const Codec& codec);
 // A tensor's hashes come from this; the key of its tile t is this + t. All clients and rounds share

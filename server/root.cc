@@ -168,6 +168,7 @@ class Root final : public NodeBase {
       published_ =
           ModelVersion::Make(state.version(), model_->layout, std::move(checkpoint.published));
     }
+    if (state.has_codec_largest()) largest_ = state.codec_largest();
     round_ = state.round();
     finished_ = state.finished() && state.round() >= c_.run->rounds;
     collector_->SetLastOutcome(state.version(), {state.children().begin(), state.children().end()});
@@ -406,6 +407,7 @@ class Root final : public NodeBase {
     *state.mutable_contributions() = ToProto(report_.collected.contributions);
     *state.mutable_counted() = ToProto(counted);
     if (sketches_ != nullptr) state.set_sketches(sketches_->State());
+    if (largest_.has_value()) state.set_codec_largest(*largest_);
     state.set_finished(spec.round() >= c_.run->rounds);
     std::span<const uint8_t> published;
     if (out.published->sha256 != out.model->sha256) {
