@@ -37,7 +37,7 @@ ALL = [
     "fp32", "fp16", "bf16", "int8", "int8 | zstd", "int4", "int4(rounding=nearest) | ef", "int2", "fp8", "mxfp8",
     "mxfp4", "mxint8", "eden(bits=1)", "eden(bits=2)", "eden(bits=4)", "sign", "sign; small = sign",
     "sign(mode=vote, step=2^-10)", "hq(bits=8, step=auto)", "hq(bits=4, step=auto)", "randk(0.1)",
-    "randk(0.1, scaled=no)", "powersgd(2)", "powersgd(4)", "sketch(0.2, recover=0.02)", "topk(0.01)",
+    "randk(0.1, scaled=no)", "powersgd(rank=2)", "powersgd(rank=4)", "sketch(0.2, recover=0.004)", "sketch(0.5, recover=0.0124)", "topk(0.01)",
     "topk(0.01, values=fp16)", "topk(0.01, values=int8)", "topk(0.01, values=ternary)",
     "topk(0.01, values=ternary) | zstd", "topk(0.01, values=int8, warmup=20, from=0.25)",
     "topk(0.01, values=int8) | ef(momentum=0.9)", "topk(0.05, values=int8) | ef21", "int4 | ef21",

@@ -214,38 +214,59 @@ HWY_INLINE size_t ManyWhole(const BlockPart* parts, size_t count, size_t length,
 constexpr int64_t kMost52Weight = (int64_t{1} << 19) - 1;
 constexpr double kLeast52Scale = 0x1p-26;
 
+// What an update brings to a block, where one load spreads it over a vector.
+struct Part52 {
+  const uint8_t* codes;
+  double scale, adder;
+  int64_t weight;
+};
+
+HWY_INLINE __m512i Add52(const Part52& part, size_t at, __m512i sum) {
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(part.codes + at));
+  const __m512i bits = _mm512_add_epi64(_mm512_set1_epi64(kMagicBits), _mm512_cvtepi8_epi64(bytes));
+  const __m512d q = _mm512_fmadd_pd(_mm512_castsi512_pd(bits), _mm512_set1_pd(part.scale),
+                                    _mm512_set1_pd(part.adder));
+  return _mm512_madd52lo_epu64(sum, _mm512_castpd_si512(q), _mm512_set1_epi64(part.weight));
+}
+
 size_t ManyIntegers52(const BlockPart* parts, size_t count, size_t length, int64_t* acc) {
-  constexpr double kBase = 0x1.8p52;
-  const __m512i base_bits = _mm512_set1_epi64(kMagicBits);
+  Part52 own[kMany];
   uint64_t weights = 0;
-  for (size_t u = 0; u < count; ++u) weights += parts[u].args.weight;
+  for (size_t u = 0; u < count; ++u) {
+    const FoldArgs& args = parts[u].args;
+    own[u] = {parts[u].codes, args.scale, 0x1p52 + 0x1p32 - kMagic * args.scale,
+              static_cast<int64_t>(args.weight)};
+    weights += args.weight;
+  }
   const __m512i start = _mm512_set1_epi64(static_cast<int64_t>(0 - (weights << 32)));
   size_t i = 0;
-  for (; i + 64 <= length; i += 64) {
+  const auto load = [&](size_t k) {
+    return _mm512_add_epi64(_mm512_loadu_si512(acc + i + 8 * k), start);
+  };
+  const auto store = [&](size_t k, __m512i sum) { _mm512_storeu_si512(acc + i + 8 * k, sum); };
+  for (; i + 128 <= length; i += 128) {
     PrefetchAhead(parts, count, i, 64, 8, acc);
-    const auto load = [&](size_t k) {
-      return _mm512_add_epi64(_mm512_loadu_si512(acc + i + 8 * k), start);
-    };
+    PrefetchAhead(parts, count, i + 64, 64, 8, acc);
     __m512i s0 = load(0), s1 = load(1), s2 = load(2), s3 = load(3);
     __m512i s4 = load(4), s5 = load(5), s6 = load(6), s7 = load(7);
+    __m512i s8 = load(8), s9 = load(9), s10 = load(10), s11 = load(11);
+    __m512i s12 = load(12), s13 = load(13), s14 = load(14), s15 = load(15);
     for (size_t u = 0; u < count; ++u) {
-      const uint8_t* const codes = parts[u].codes + i;
-      const double scale = parts[u].args.scale;
-      const __m512d scales = _mm512_set1_pd(scale);
-      const __m512d adder = _mm512_set1_pd(0x1p52 + 0x1p32 - kBase * scale);
-      const __m512i weight = _mm512_set1_epi64(static_cast<int64_t>(parts[u].args.weight));
-      const auto add = [&](size_t k, __m512i sum) {
-        const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes + 8 * k));
-        const __m512i bits = _mm512_add_epi64(base_bits, _mm512_cvtepi8_epi64(bytes));
-        const __m512d q = _mm512_fmadd_pd(_mm512_castsi512_pd(bits), scales, adder);
-        return _mm512_madd52lo_epu64(sum, _mm512_castpd_si512(q), weight);
-      };
+      const auto add = [&](size_t k, __m512i sum) { return Add52(own[u], i + 8 * k, sum); };
       s0 = add(0, s0), s1 = add(1, s1), s2 = add(2, s2), s3 = add(3, s3);
       s4 = add(4, s4), s5 = add(5, s5), s6 = add(6, s6), s7 = add(7, s7);
+      s8 = add(8, s8), s9 = add(9, s9), s10 = add(10, s10), s11 = add(11, s11);
+      s12 = add(12, s12), s13 = add(13, s13), s14 = add(14, s14), s15 = add(15, s15);
     }
-    const auto store = [&](size_t k, __m512i sum) { _mm512_storeu_si512(acc + i + 8 * k, sum); };
     store(0, s0), store(1, s1), store(2, s2), store(3, s3);
     store(4, s4), store(5, s5), store(6, s6), store(7, s7);
+    store(8, s8), store(9, s9), store(10, s10), store(11, s11);
+    store(12, s12), store(13, s13), store(14, s14), store(15, s15);
+  }
+  for (; i + 8 <= length; i += 8) {
+    __m512i sum = load(0);
+    for (size_t u = 0; u < count; ++u) sum = Add52(own[u], i, sum);
+    store(0, sum);
   }
   return i;
 }
