@@ -122,7 +122,7 @@ CodecOr ParseSketch(SpecStage* s) {
     return s->Bad(absl::StrCat("a fraction of ", fraction, " gives ", form.columns,
                                " cells a row of a tile; ", kSketchLeastColumns, " are the least"));
   }
-  ASSIGN_OR_RETURN(form.recover, s->TakeFraction("recover", MostRecovered(form), 1));
+  ASSIGN_OR_RETURN(form.recover, s->TakeFraction("recover", fraction / 10, 1));
   return MakeSketch(form);
 }
 
@@ -156,7 +156,7 @@ const std::map<std::string, Entry>& Entries() {
         "hq(bits=8|4, step=2^-12, rounding=stochastic|nearest), step=auto: agreed anew each "
         "round"}},
       {"powersgd", {ParsePowerSgd, "powersgd(rank=2)"}},
-      {"sketch", {ParseSketch, "sketch(FRACTION, rows=5|3|1, recover=FRACTION / rows / 8)"}}};
+      {"sketch", {ParseSketch, "sketch(FRACTION, rows=5|3|1, recover=FRACTION / 10)"}}};
   return *entries;
 }
 

@@ -27,14 +27,18 @@ struct SketchForm {
 inline constexpr uint64_t kSketchShortest = 1024;
 inline constexpr uint32_t kSketchLeastColumns = 32;
 
-// The largest share of a tensor's elements that may be recovered from a sum of such sketches: an
-// eighth of a row's columns. All are estimated before any is taken out, so each brings the
-// collisions of the others with it. Where updates have no large elements (the worst case), five
-// rows and up to an eighth, what is left over grows as the sum of updates does; above it, it grows
-// by a factor each round. With one and three rows such updates diverge at any number: they are for
-// sparse ones.
+// The share of a tensor's elements that sums of such sketches tell apart at most: as many as a row
+// has columns. A larger `recover` finds more elements than there are cells to tell them by.
 inline double MostRecovered(const SketchForm& form) {
-  return static_cast<double>(form.columns) / 8 / static_cast<double>(kTileElements);
+  return static_cast<double>(form.columns) / static_cast<double>(kTileElements);
+}
+// The share up to which, with five rows, what is left over grows no faster than the sum of all
+// updates even where those have no large elements: an eighth of the columns. All elements are
+// estimated before any is taken out, so each brings the collisions of the others with it, and above
+// this share such leftovers grow by a factor each round. With one and three rows they do at any
+// share. Updates with large elements, and models that correct what noise did, bear more.
+inline double SafelyRecovered(const SketchForm& form) {
+  return form.rows < 5 ? 0 : MostRecovered(form) / 8;
 }
 
 // The form of a sketch codec, or of one behind a policy's rule; null for other codecs.

@@ -104,6 +104,16 @@ class Root final : public NodeBase {
         aggregation::SketchedTensors::Create(*layout, c_.compression.codec, c_.run->seed);
     if (!sketched.ok()) return Annotate(sketched.status(), Where("compression.codec"));
     if (*sketched == nullptr) return absl::OkStatus();
+    for (const auto& tensor : (*sketched)->tensors()) {
+      const double safe = compression::SafelyRecovered(tensor.form);
+      if (!tensor.sketched || tensor.form.recover <= safe) continue;
+      spdlog::warn(
+          "[compression] codec: recover = {} is more than the {} up to which sketches of {} rows "
+          "of {} columns bear updates without large elements: what collisions leave over may grow "
+          "from round to round; watch the accuracy, or raise the sketch's fraction",
+          tensor.form.recover, safe, tensor.form.rows, tensor.form.columns);
+      break;  // once: one rule mostly has them all
+    }
     sketches_ = std::make_unique<aggregation::SketchRecovery>(layout, *std::move(sketched));
     RETURN_IF_ERROR(sketches_->Restore(state));
     if (sketches_->State().size() <= kMostStateBytes / 2) return absl::OkStatus();

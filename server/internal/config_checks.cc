@@ -177,8 +177,7 @@ void CheckPlanes(TomlReader& toml, const Config& c, const ModelLayout& layout) {
                             "multiple of rows times columns"));
 }
 
-// A sketch finds at most an eighth as many elements as a row has columns (compression/sketch.h says
-// why).
+// A sketch tells no more elements apart than a row has columns.
 void CheckSketches(TomlReader& toml, const Config& c, const ModelLayout& layout) {
   const auto codec = compression::CodecPolicy::Parse(c.compression.codec);
   if (!codec.ok()) return;
@@ -200,11 +199,11 @@ void CheckSketches(TomlReader& toml, const Config& c, const ModelLayout& layout)
         form->recover <= most, "compression", "codec",
         absl::StrCat("[compression] codec: the sketch of ", Quoted(tensor.name), " has ",
                      form->columns, " columns a row for each ", compression::kTileElements,
-                     " elements, and recover = ", form->recover, " would find ",
+                     " elements, too few to tell apart the ",
                      form->recover * static_cast<double>(compression::kTileElements),
-                     " elements in them: above an eighth of the columns what is found is mostly "
-                     "collisions, and errors grow from round to round; set recover to ",
-                     most, " or less, or the sketch's fraction higher"));
+                     " that recover = ", form->recover, " would find: the model would move by ",
+                     "collisions, more each round; set recover to ", most,
+                     " or less (an eighth of that is safe), or the sketch's fraction higher"));
     return;  // once will do: one rule mostly has them all
   }
 }

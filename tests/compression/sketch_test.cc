@@ -209,12 +209,12 @@ TEST(Zeros, RefuseHeadsThatDoNotFit) {
 }
 
 // Updates without large elements, the worst case: what is left over after 60 rounds is below the
-// sum of all updates (their norms added) where no more than MostRecovered are taken out, and far
+// sum of all updates (their norms added) where no more than SafelyRecovered are taken out, and far
 // above it where four times as many are.
-TEST(Sketch, LeftoversOfFlatUpdatesGrowByAFactorOnlyBeyondWhatMayBeRecovered) {
+TEST(Sketch, LeftoversOfFlatUpdatesGrowByAFactorOnlyBeyondWhatIsSafe) {
   constexpr uint64_t kElements = 8192;
   const SketchForm form{.rows = 5, .columns = 3200};  // 800 a row of this tile
-  const auto most = static_cast<uint64_t>(MostRecovered(form) * kElements);
+  const auto most = static_cast<uint64_t>(SafelyRecovered(form) * kElements);
   EXPECT_EQ(most, 100u);
   for (const uint64_t k : {most, 4 * most}) {
     std::vector<double> cells(form.Cells(kElements));

@@ -289,13 +289,13 @@ TEST(ConfigTest, DctNeedsAveragedTensorsOfItsPlanes) {
               AllOf(HasSubstr("dct is for tensors that are averaged"), HasSubstr("fc1.weight")));
 }
 
-// 0.2 * 32,768 / 5 is 1,310 columns, an eighth of which is 0.004997 of a tile's elements.
+// 0.2 * 32,768 / 5 is 1,310 columns, which is 0.03998 of a tile's elements.
 TEST(ConfigTest, ASketchThatWouldRecoverMoreThanItTellsApartIsRefused) {
   EXPECT_EQ(Findings(Replaced(kRoot, "\"int8\"", "\"sketch(0.2)\"")), "");
-  EXPECT_EQ(Findings(Replaced(kRoot, "\"int8\"", "\"sketch(0.2, recover=0.0049)\"")), "");
-  EXPECT_THAT(Findings(Replaced(kRoot, "\"int8\"", "\"sketch(0.2, recover=0.005)\"")),
-              AllOf(HasSubstr("34:9"), HasSubstr("1310 columns"), HasSubstr("163.84 elements"),
-                    HasSubstr("set recover to 0.00499")));
+  EXPECT_EQ(Findings(Replaced(kRoot, "\"int8\"", "\"sketch(0.2, recover=0.0399)\"")), "");
+  EXPECT_THAT(Findings(Replaced(kRoot, "\"int8\"", "\"sketch(0.2, recover=0.04)\"")),
+              AllOf(HasSubstr("34:9"), HasSubstr("1310 columns"), HasSubstr("1310.72"),
+                    HasSubstr("set recover to 0.0399")));
 }
 
 TEST(ConfigTest, AddressesThatCannotBeUsedAreRefused) {
