@@ -8,6 +8,7 @@
 #define HWY_TARGET_INCLUDE "compression/bf16.cc"
 #include "hwy/foreach_target.h"
 // After foreach_target.h.
+#include "compression/internal/fold_many-inl.h"
 #include "compression/internal/half-inl.h"
 #include "hwy/highway.h"
 
@@ -17,7 +18,9 @@ namespace tributary::compression::HWY_NAMESPACE {
 struct Bf16Format {
   static float ToFloatOne(uint16_t bits) { return Bf16ToFloat(bits); }
   static uint16_t EncodeOne(float x) { return FloatToBf16(x); }
+  static constexpr size_t kWidth = 2;
 #if HWY_TARGET != HWY_SCALAR
+  using Integers = Shorts;
   static HWY_INLINE hn::Vec<Doubles> Promote(const uint8_t* p) {
     const hn::Rebind<uint32_t, Doubles> du;
     const auto wide = hn::ShiftLeft<16>(hn::PromoteTo(du, LoadBytes(QuarterShorts(), p)));
@@ -37,8 +40,11 @@ struct Bf16Format {
 #endif
 };
 
-void Bf16Fold(const uint8_t* const* p, size_t parts, size_t n, const FoldArgs* args, int64_t* acc) {
-  FoldHalves<Bf16Format>(p, parts, n, args, acc);
+void Bf16Fold(const uint8_t* p, size_t n, const FoldArgs& args, int64_t* acc) {
+  FoldHalves<Bf16Format>(p, n, args, acc);
+}
+void Bf16FoldMany(const ManyRun* runs, size_t count, size_t n, const FoldArgs& args, int64_t* acc) {
+  FoldManyNumbers<Bf16Format>(runs, count, n, args, acc, Bf16Fold);
 }
 uint32_t Bf16Max(const uint8_t* p, size_t n) { return MaxHalves(p, n); }
 void Bf16Decode(const uint8_t* p, size_t n, float* out) { DecodeHalves<Bf16Format>(p, n, out); }
@@ -53,6 +59,7 @@ HWY_AFTER_NAMESPACE();
 namespace tributary::compression {
 
 HWY_EXPORT(Bf16Fold);
+HWY_EXPORT(Bf16FoldMany);
 HWY_EXPORT(Bf16Max);
 HWY_EXPORT(Bf16Decode);
 HWY_EXPORT(Bf16Encode);
@@ -67,10 +74,12 @@ std::shared_ptr<const Codec> MakeBf16() {
   format.max_magnitude = [](const uint8_t* p, size_t n) {
     return HWY_DYNAMIC_DISPATCH(Bf16Max)(p, n);
   };
-  format.fold = [](const uint8_t* const* p, size_t parts, size_t n, const FoldArgs* args,
-                   int64_t* acc) {
-    HWY_DYNAMIC_DISPATCH(Bf16Fold)
-    (p, parts, n, args, acc);
+  format.fold = [](const uint8_t* p, size_t n, const FoldArgs& args, int64_t* acc) {
+    HWY_DYNAMIC_DISPATCH(Bf16Fold)(p, n, args, acc);
+  };
+  format.fold_many = [](const ManyRun* runs, size_t count, size_t n, const FoldArgs& args,
+                        int64_t* acc) {
+    HWY_DYNAMIC_DISPATCH(Bf16FoldMany)(runs, count, n, args, acc);
   };
   format.decode = [](const uint8_t* p, size_t n, float* out) {
     HWY_DYNAMIC_DISPATCH(Bf16Decode)(p, n, out);

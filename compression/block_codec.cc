@@ -8,6 +8,7 @@
 #include "base/status.h"
 #include "compression/internal/block_format.h"
 #include "compression/internal/element_codec.h"
+#include "compression/internal/fold_many.h"
 #include "compression/internal/int8.h"
 #include "compression/internal/runs.h"
 
@@ -73,8 +74,8 @@ class BlockCodec final : public Codec {
 
   void FoldMany(std::span<const FoldPart> parts, uint64_t count, int fraction_bits,
                 int64_t* acc) const override {
-    ForEachStretch(parts.size(), count, f_.block, [&](size_t i, uint64_t at, uint64_t n) {
-      Fold(*parts[i].payload, parts[i].begin + at, n, {fraction_bits, parts[i].weight}, acc + at);
+    FoldManyOfBlocks(f_, parts, count, fraction_bits, acc, [&](const FoldPart& part) {
+      Fold(*part.payload, part.begin, count, {fraction_bits, part.weight}, acc);
     });
   }
 

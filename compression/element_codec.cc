@@ -1,7 +1,6 @@
 // The codec that an element format makes: checks, walking the pieces, error messages.
 #include "compression/internal/element_codec.h"
 
-#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <utility>
@@ -90,29 +89,34 @@ FoldArgs ElementCodec::Args(const GridFold& grid) const {
 
 void ElementCodec::Fold(const PiecedBytes& payload, uint64_t begin, uint64_t count,
                         const GridFold& grid, int64_t* acc) const {
-  const FoldArgs args = Args(grid);
-  ForEachRun(payload, begin * format_.width, format_.width, count,
-             [&](const uint8_t* p, uint64_t units, uint64_t done) {
-               format_.fold(&p, 1, units, &args, acc + done);
-               return true;
-             });
+  FoldRuns(payload, begin, count, Args(grid), acc);
 }
 
 void ElementCodec::FoldMany(std::span<const FoldPart> parts, uint64_t count, int fraction_bits,
                             int64_t* acc) const {
-  std::vector<ByteCursor> cursors;
-  FoldArgs args[kAbreast];
-  for (size_t first = 0; first < parts.size(); first += kAbreast) {
-    cursors.clear();
-    for (const FoldPart& part : parts.subspan(first, std::min(kAbreast, parts.size() - first))) {
-      args[cursors.size()] = Args({fraction_bits, part.weight});
-      cursors.emplace_back(*part.payload, part.begin * format_.width);
-    }
-    ForEachCommonRun(cursors, format_.width, count,
-                     [&](const uint8_t* const* p, uint64_t units, uint64_t done) {
-                       format_.fold(p, cursors.size(), units, args, acc + done);
-                     });
-  }
+  const FoldArgs args = Args({fraction_bits, 1});
+  ByWeight(
+      parts,
+      [&](std::span<const FoldPart> group) {
+        ForEachCommonRun(
+            group, [&](const FoldPart& part) { return part.begin * format_.width; }, format_.width,
+            count,
+            [&](std::span<const ManyRun> runs, uint64_t n, uint64_t done) {
+              format_.fold_many(runs.data(), runs.size(), n, args, acc + done);
+            });
+      },
+      [&](const FoldPart& part) {
+        Fold(*part.payload, part.begin, count, {fraction_bits, part.weight}, acc);
+      });
+}
+
+void ElementCodec::FoldRuns(const PiecedBytes& payload, uint64_t begin, uint64_t count,
+                            const FoldArgs& args, int64_t* acc) const {
+  ForEachRun(payload, begin * format_.width, format_.width, count,
+             [&](const uint8_t* p, uint64_t units, uint64_t done) {
+               format_.fold(p, units, args, acc + done);
+               return true;
+             });
 }
 
 void ElementCodec::Decode(const PiecedBytes& payload, std::span<float> out) const {

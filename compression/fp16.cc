@@ -7,6 +7,7 @@
 #define HWY_TARGET_INCLUDE "compression/fp16.cc"
 #include "hwy/foreach_target.h"
 // After foreach_target.h.
+#include "compression/internal/fold_many-inl.h"
 #include "compression/internal/half-inl.h"
 #include "hwy/highway.h"
 
@@ -16,7 +17,9 @@ namespace tributary::compression::HWY_NAMESPACE {
 struct Fp16Format {
   static float ToFloatOne(uint16_t bits) { return HalfToFloat(bits); }
   static uint16_t EncodeOne(float x) { return FloatToHalf(x); }
+  static constexpr size_t kWidth = 2;
 #if HWY_TARGET != HWY_SCALAR
+  using Integers = Shorts;
   // Highway's own conversions where the CPU converts; else the scalar functions' arithmetic in
   // lanes.
   template <class DF, class V16>
@@ -57,8 +60,11 @@ struct Fp16Format {
 #endif
 };
 
-void Fp16Fold(const uint8_t* const* p, size_t parts, size_t n, const FoldArgs* args, int64_t* acc) {
-  FoldHalves<Fp16Format>(p, parts, n, args, acc);
+void Fp16Fold(const uint8_t* p, size_t n, const FoldArgs& args, int64_t* acc) {
+  FoldHalves<Fp16Format>(p, n, args, acc);
+}
+void Fp16FoldMany(const ManyRun* runs, size_t count, size_t n, const FoldArgs& args, int64_t* acc) {
+  FoldManyNumbers<Fp16Format>(runs, count, n, args, acc, Fp16Fold);
 }
 uint32_t Fp16Max(const uint8_t* p, size_t n) { return MaxHalves(p, n); }
 void Fp16Decode(const uint8_t* p, size_t n, float* out) { DecodeHalves<Fp16Format>(p, n, out); }
@@ -73,6 +79,7 @@ HWY_AFTER_NAMESPACE();
 namespace tributary::compression {
 
 HWY_EXPORT(Fp16Fold);
+HWY_EXPORT(Fp16FoldMany);
 HWY_EXPORT(Fp16Max);
 HWY_EXPORT(Fp16Decode);
 HWY_EXPORT(Fp16Encode);
@@ -87,10 +94,12 @@ std::shared_ptr<const Codec> MakeFp16() {
   format.max_magnitude = [](const uint8_t* p, size_t n) {
     return HWY_DYNAMIC_DISPATCH(Fp16Max)(p, n);
   };
-  format.fold = [](const uint8_t* const* p, size_t parts, size_t n, const FoldArgs* args,
-                   int64_t* acc) {
-    HWY_DYNAMIC_DISPATCH(Fp16Fold)
-    (p, parts, n, args, acc);
+  format.fold = [](const uint8_t* p, size_t n, const FoldArgs& args, int64_t* acc) {
+    HWY_DYNAMIC_DISPATCH(Fp16Fold)(p, n, args, acc);
+  };
+  format.fold_many = [](const ManyRun* runs, size_t count, size_t n, const FoldArgs& args,
+                        int64_t* acc) {
+    HWY_DYNAMIC_DISPATCH(Fp16FoldMany)(runs, count, n, args, acc);
   };
   format.decode = [](const uint8_t* p, size_t n, float* out) {
     HWY_DYNAMIC_DISPATCH(Fp16Decode)(p, n, out);

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "compression/internal/element_codec.h"
+#include "compression/internal/fold_many.h"
 #include "compression/internal/int8.h"
 #include "compression/internal/runs.h"
 
@@ -43,6 +44,8 @@ class Int8Codec final : public Codec {
                      .needs_error_feedback = false,
                      .deterministic = !stochastic,
                      .minimum_elements = 0};
+    format_.block = block;
+    format_.largest = 128;
   }
   const Capabilities& capabilities() const override { return capabilities_; }
   uint32_t parameter() const override { return block_; }
@@ -90,32 +93,19 @@ class Int8Codec final : public Codec {
 
   void Fold(const PiecedBytes& payload, uint64_t begin, uint64_t count, const GridFold& grid,
             int64_t* acc) const override {
-    const FoldPart part = {&payload, begin, grid.weight};
-    FoldMany({&part, 1}, count, grid.fraction_bits, acc);
+    const FoldArgs args = MakeFoldArgs(grid, [](double) { return 0; });
+    ForEachBlockRun(payload, begin, count, block_,
+                    [&](const uint8_t* p, uint64_t blocks, size_t length, uint64_t done) {
+                      Int8Fold(p, blocks, length, args, acc + done);
+                      return true;
+                    });
   }
 
   void FoldMany(std::span<const FoldPart> parts, uint64_t count, int fraction_bits,
                 int64_t* acc) const override {
-    const size_t width = kInt8ScaleBytes + block_;
-    const uint64_t full = count / block_;
-    std::vector<ByteCursor> cursors;
-    FoldArgs args[kAbreast];
-    for (size_t first = 0; first < parts.size(); first += kAbreast) {
-      cursors.clear();
-      for (const FoldPart& part : parts.subspan(first, std::min(kAbreast, parts.size() - first))) {
-        args[cursors.size()] = MakeFoldArgs({fraction_bits, part.weight}, [](double) { return 0; });
-        cursors.emplace_back(*part.payload, part.begin / block_ * width);
-      }
-      const auto fold = [&](uint64_t block, uint64_t length) {
-        return [&, block, length](const uint8_t* const* p, uint64_t n, uint64_t done) {
-          Int8Fold(p, cursors.size(), n, length, args, acc + (block + done) * block_);
-        };
-      };
-      ForEachCommonRun(cursors, width, full, fold(0, block_));
-      // The short block at the end.
-      const uint64_t rest = count % block_;
-      if (rest > 0) ForEachCommonRun(cursors, kInt8ScaleBytes + rest, 1, fold(full, rest));
-    }
+    FoldManyOfBlocks(format_, parts, count, fraction_bits, acc, [&](const FoldPart& part) {
+      Fold(*part.payload, part.begin, count, {fraction_bits, part.weight}, acc);
+    });
   }
 
   void Decode(const PiecedBytes& payload, std::span<float> out) const override {
@@ -141,6 +131,7 @@ class Int8Codec final : public Codec {
   const uint32_t block_;
   const Int8Rounding rounding_;
   Capabilities capabilities_;
+  BlockFormat format_;  // the same bytes as a format of blocks, for FoldMany
 };
 
 }  // namespace

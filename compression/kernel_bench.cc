@@ -110,8 +110,12 @@ class CodecBench {
   }
 
   void AppendFigures(std::vector<KernelFigure>* out) {
-    out->push_back(FoldFigure());
-    out->push_back(Fold16Figure());
+    const KernelFigure fold = FoldFigure();
+    const KernelFigure fold16 = Fold16Figure();
+    out->push_back(fold);
+    out->push_back(fold16);
+    out->push_back(TogetherFigure(fold, fold16));
+    if (codec_->capabilities().id == CodecId::kTopK) out->push_back(NonzeroFigure(fold));
     out->push_back(ValidateFigure());
     out->push_back(EncodeFigure());
   }
@@ -144,6 +148,61 @@ class CodecBench {
             CeilingFold(Tile(t).data(), Tile(t).size(), sums_.Tile(t), kTileElements);
           }
         });
+  }
+
+  // What folding together is worth, and what it could be.
+  KernelFigure TogetherFigure(const KernelFigure& fold, const KernelFigure& fold16) {
+    std::vector<FoldPart> parts;
+    double bytes = 0;
+    for (size_t u = 0; u < kUpdates; ++u) {
+      parts.push_back({&payloads_[u], 0, 600 + static_cast<int64_t>(u)});
+      bytes += static_cast<double>(Tile(u).size());
+    }
+    // 16 KiB of bytes and 8 KiB of sums at most, where codecs can be cut there.
+    const bool dense = 16 * bytes >= kUpdates * static_cast<double>(kTileElements) &&
+                       codec_->capabilities().id != CodecId::kEden;
+    const uint64_t elements = dense ? 1024 : kTileElements;
+    const double passes = std::ceil(Bytes() / bytes);
+    const double share = static_cast<double>(elements) / static_cast<double>(kTileElements);
+    const KernelFigure bounds = Compare(
+        "", "", 1, options_.repetitions,
+        [&] {
+          for (double pass = 0; pass < passes / share; ++pass) {
+            codec_->FoldMany(parts, elements, 30, sums_.Tile(0));
+          }
+        },
+        [&] {
+          for (size_t t = 0; t < tiles_; ++t) {
+            sink_ = sink_ + CeilingRead(Tile(t).data(), Tile(t).size());
+          }
+        });
+    // Compare counts in units of 1e9, as the folds do.
+    const double cached = bounds.value * bytes * share * std::ceil(passes / share);
+    const double read = bounds.ceiling * Bytes();
+    KernelFigure figure{"kernels.together." + name_, fold16.value / fold.value, "times",
+                        std::min(cached, read) / fold.value, 0};
+    figure.ratio = figure.value / figure.ceiling;
+    return figure;
+  }
+
+  // Top-k's, by how many elements it keeps.
+  KernelFigure NonzeroFigure(const KernelFigure& fold) {
+    std::vector<float> decoded(kTileElements);
+    codec_->Decode(payloads_[0], decoded);
+    const auto kept =
+        static_cast<size_t>(std::ranges::count_if(decoded, [](float v) { return v != 0; }));
+    const size_t stride = kTileElements / kept;
+    const auto touch = [&] {
+      for (size_t t = 0; t < tiles_; ++t) CeilingTouch(kept, sums_.Tile(t), stride);
+    };
+    const double touched = static_cast<double>(kept * tiles_);
+    const KernelFigure bound = Compare(
+        "", "", touched, options_.repetitions, [] {}, touch);
+    const double fold_seconds = Bytes() / (fold.value * 1e9);
+    KernelFigure figure{"kernels.nonzero." + name_, 1e9 * fold_seconds / touched, "ns",
+                        1 / bound.ceiling, 0};
+    figure.ratio = figure.value / figure.ceiling;
+    return figure;
   }
 
   // The tiles as 16 updates of tiles_ / 16 tiles, which lie one after the other.

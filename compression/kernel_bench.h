@@ -8,9 +8,9 @@
 namespace tributary::compression {
 
 struct KernelFigure {
-  std::string name;  // kernels.fold.<codec>, .fold16., .validate., .encode.; stable
+  std::string name;  // kernels.fold.<codec>, .fold16., .together., .validate., .encode.; stable
   double value = 0;
-  std::string unit;    // "GB/s" of encoded bytes, or "Gelem/s" for encode
+  std::string unit;    // "GB/s" of encoded bytes, "Gelem/s" for encode, "times", "ns"
   double ceiling = 0;  // in the same unit: the same bytes moved with the least arithmetic
   double ratio = 0;    // value / ceiling
 };
@@ -26,11 +26,15 @@ struct KernelBenchOptions {
 
 // Every codec, on the calling thread. fold passes one update over the sums of a model, which no
 // cache holds (256 MiB of them, over again where a codec's update stands for more); fold16 is
-// FoldMany of 16 updates, tile by tile of the same sums. Both count encoded bytes a second, so that
-// fold16 / fold is what folding together is worth. The ceiling of a fold reads the same update
-// bytes and loads, adds to and stores the same sums, in the same order. That of validate reads the
-// bytes; that of encode reads the floats and writes as many bytes as the encoding has. Takes about
-// a minute, 256 MiB and 5 * update_bytes of memory.
+// FoldMany of 16 updates, tile by tile of the same sums. Both count encoded bytes a second. The
+// ceiling of a fold reads the same update bytes and loads, adds to and stores the same sums, in the
+// same order. together is fold16 / fold; its ceiling is the same of what the machine could do at
+// most: the lower of FoldMany with all it touches in the first-level cache (of sparse codecs: the
+// second), which is the arithmetic's bound, and of reading the bytes from memory. nonzero, of
+// top-k, is fold's nanoseconds a non-zero; its ceiling adds to as many sums of each tile, evenly
+// apart, and reads no update. The ceiling of validate reads the bytes; that of encode reads the
+// floats and writes as many bytes as the encoding has. Takes about two minutes, 256 MiB and 5 *
+// update_bytes of memory.
 std::vector<KernelFigure> RunKernelBench(const KernelBenchOptions& options);
 
 }  // namespace tributary::compression

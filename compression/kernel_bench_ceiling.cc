@@ -42,10 +42,16 @@ HWY_INLINE void Spread(const uint8_t* p, size_t n, int64_t* acc, size_t elements
   }
 }
 
-// Sparse: as many sums are touched as the update has 32-bit words, all over the tile.
+// Sparse: as many sums are touched as the update has 32-bit words, all over the tile, and fetched
+// from memory 64 sums before that.
 void Scatter(const uint8_t* p, size_t n, int64_t* acc, size_t elements) {
   const size_t stride = elements / (n / 4 + 1);
+  constexpr size_t kAhead = 64;
+  for (size_t i = 0; i < kAhead * stride && i < elements; i += stride) {
+    __builtin_prefetch(acc + i, 1, 2);
+  }
   for (size_t at = 0, i = 0; at + 4 <= n; at += 4, i += stride) {
+    if (i + kAhead * stride < elements) __builtin_prefetch(acc + i + kAhead * stride, 1, 2);
     uint32_t word;
     std::memcpy(&word, p + at, 4);
     acc[i] += word;
@@ -67,6 +73,16 @@ void Fold(const uint8_t* p, size_t n, int64_t* acc, size_t elements) {
     Spread<64>(p, n, acc, elements);
   } else {
     Scatter(p, n, acc, elements);
+  }
+}
+
+// One sum of each `stride`, fetched from memory 64 sums before.
+void Touch(size_t sums, int64_t* acc, size_t stride) {
+  constexpr size_t kAhead = 64;
+  for (size_t j = 0; j < kAhead && j < sums; ++j) __builtin_prefetch(acc + j * stride, 1, 2);
+  for (size_t j = 0; j < sums; ++j) {
+    if (j + kAhead < sums) __builtin_prefetch(acc + (j + kAhead) * stride, 1, 2);
+    acc[j * stride] += 1;
   }
 }
 
@@ -118,6 +134,7 @@ namespace tributary::compression {
 
 HWY_EXPORT(Fold);
 HWY_EXPORT(Read);
+HWY_EXPORT(Touch);
 HWY_EXPORT(Encode);
 
 void CeilingFold(const uint8_t* p, size_t n, int64_t* acc, size_t elements) {
@@ -127,6 +144,9 @@ uint64_t CeilingRead(const uint8_t* p, size_t n) {
   uint64_t out = 0;
   HWY_DYNAMIC_DISPATCH(Read)(p, n, &out);
   return out;
+}
+void CeilingTouch(size_t sums, int64_t* acc, size_t stride) {
+  HWY_DYNAMIC_DISPATCH(Touch)(sums, acc, stride);
 }
 void CeilingEncode(const float* x, size_t n, uint8_t* out, size_t out_bytes) {
   HWY_DYNAMIC_DISPATCH(Encode)(x, n, out, out_bytes);

@@ -27,6 +27,20 @@ struct SketchForm {
 inline constexpr uint64_t kSketchShortest = 1024;
 inline constexpr uint32_t kSketchLeastColumns = 32;
 
+// The share of a tensor's elements that sums of such sketches tell apart at most: as many as a row
+// has columns. A larger `recover` finds more elements than there are cells to tell them by.
+inline double MostRecovered(const SketchForm& form) {
+  return static_cast<double>(form.columns) / static_cast<double>(kTileElements);
+}
+// The share up to which, with five rows, what is left over grows no faster than the sum of all
+// updates even where those have no large elements: an eighth of the columns. All elements are
+// estimated before any is taken out, so each brings the collisions of the others with it, and above
+// this share such leftovers grow by a factor each round. With one and three rows they do at any
+// share. Updates with large elements, and models that correct what noise did, bear more.
+inline double SafelyRecovered(const SketchForm& form) {
+  return form.rows < 5 ? 0 : MostRecovered(form) / 8;
+}
+
 // The form of a sketch codec, or of one behind a policy's rule; null for other codecs.
 const SketchForm* SketchFormOf(const Codec& codec);
 // A tensor's hashes come from this; the key of its tile t is this + t. All clients and rounds share

@@ -155,8 +155,6 @@ class TopKCodec final : public Codec {
   void AppendValues(std::span<const float> kept, float scale, std::vector<uint8_t>* out) const;
   absl::Status CheckValues(const uint8_t* p, size_t count, float scale, double bound) const;
   float Value(const uint8_t* p, size_t j, float scale) const;
-  void FoldValues(const uint8_t* p, std::span<const uint16_t> places, float scale,
-                  const FoldArgs& args, int64_t* acc) const;
   size_t DataBytes(const TileEntry& entry) const {
     return entry.index_bytes + ValueBytes(values_, entry.count);
   }
@@ -349,32 +347,6 @@ absl::Status TopKCodec::Validate(const PiecedBytes& payload, uint64_t n, double 
   return used == payload.size() ? absl::OkStatus() : wrong("bytes are left over");
 }
 
-void TopKCodec::FoldValues(const uint8_t* p, std::span<const uint16_t> places, float scale,
-                           const FoldArgs& args, int64_t* acc) const {
-  if (values_ == SparseValues::kTernary) {
-    int64_t term[2] = {0, 0};
-    FoldOne(static_cast<double>(scale), args, &term[0]);
-    FoldOne(-static_cast<double>(scale), args, &term[1]);
-    for (size_t j = 0; j < places.size(); ++j) {
-      auto& sum = acc[places[j]];
-      sum = static_cast<int64_t>(static_cast<uint64_t>(sum) +
-                                 static_cast<uint64_t>(term[p[j / 8] >> j % 8 & 1]));
-    }
-    return;
-  }
-  FoldArgs scaled = args;
-  if (values_ == SparseValues::kInt8) {
-    scaled.scale *= static_cast<double>(scale);  // exact: the scale has 24 bits
-    for (size_t j = 0; j < places.size(); ++j) {
-      FoldOne(static_cast<int8_t>(p[j]), scaled, acc + places[j]);
-    }
-    return;
-  }
-  for (size_t j = 0; j < places.size(); ++j) {
-    FoldOne(static_cast<double>(Value(p, j, scale)), scaled, acc + places[j]);
-  }
-}
-
 void TopKCodec::Fold(const PiecedBytes& payload, uint64_t begin, uint64_t count,
                      const GridFold& grid, int64_t* acc) const {
   Reader reader(payload);
@@ -383,7 +355,6 @@ void TopKCodec::Fold(const PiecedBytes& payload, uint64_t begin, uint64_t count,
   args.scale = std::ldexp(1.0, grid.fraction_bits);
   args.weight = static_cast<uint64_t>(grid.weight);
   const uint64_t first = begin / kTileElements;
-  uint16_t places[kTileElements];
   for (uint64_t tile = 0; tile < TilesOf(begin + count); ++tile) {
     const TileEntry entry = TileEntry::FromWord(LoadLe<uint32_t>(reader.Take(4)));
     if (tile < first || entry.count == 0) {
@@ -391,11 +362,9 @@ void TopKCodec::Fold(const PiecedBytes& payload, uint64_t begin, uint64_t count,
       continue;
     }
     const uint8_t* p = reader.Take(DataBytes(entry));
-    ReadIndices(entry, p, places);
     const uint64_t done = (tile - first) * kTileElements;
-    size_t end = entry.count;  // those beyond `count` are not asked for
-    while (end > 0 && done + places[end - 1] >= count) --end;
-    FoldValues(p + entry.index_bytes, std::span(places).first(end), scale, args, acc + done);
+    FoldSparseTile(values_, entry, p, std::min(kTileElements, count - done), scale, args,
+                   acc + done);
   }
 }
 

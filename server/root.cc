@@ -97,6 +97,16 @@ class Root final : public NodeBase {
         aggregation::SketchedTensors::Create(*layout, c_.compression.codec, c_.run->seed);
     if (!sketched.ok()) return Annotate(sketched.status(), Where("compression.codec"));
     if (*sketched == nullptr) return absl::OkStatus();
+    for (const auto& tensor : (*sketched)->tensors()) {
+      const double safe = compression::SafelyRecovered(tensor.form);
+      if (!tensor.sketched || tensor.form.recover <= safe) continue;
+      spdlog::warn(
+          "[compression] codec: recover = {} is more than the {} up to which sketches of {} rows "
+          "of {} columns bear updates without large elements: what collisions leave over may grow "
+          "from round to round; watch the accuracy, or raise the sketch's fraction",
+          tensor.form.recover, safe, tensor.form.rows, tensor.form.columns);
+      break;  // once: one rule mostly has them all
+    }
     sketches_ = std::make_unique<aggregation::SketchRecovery>(layout, *std::move(sketched));
     RETURN_IF_ERROR(sketches_->Restore(state));
     if (sketches_->State().size() <= kMostStateBytes / 2) return absl::OkStatus();
@@ -162,6 +172,7 @@ class Root final : public NodeBase {
       published_ =
           ModelVersion::Make(state.version(), model_->layout, std::move(checkpoint.published));
     }
+    if (state.has_codec_largest()) largest_ = state.codec_largest();
     round_ = state.round();
     finished_ = state.finished() && state.round() >= c_.run->rounds;
     collector_->SetLastOutcome(state.version(), {state.children().begin(), state.children().end()});
@@ -400,6 +411,7 @@ class Root final : public NodeBase {
     *state.mutable_contributions() = ToProto(report_.collected.contributions);
     *state.mutable_counted() = ToProto(counted);
     if (sketches_ != nullptr) state.set_sketches(sketches_->State());
+    if (largest_.has_value()) state.set_codec_largest(*largest_);
     state.set_finished(spec.round() >= c_.run->rounds);
     std::span<const uint8_t> published;
     if (out.published->sha256 != out.model->sha256) {

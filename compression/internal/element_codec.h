@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "compression/codec.h"
+#include "compression/internal/fold_many.h"
 #include "compression/internal/scalar.h"
 
 namespace tributary::compression {
@@ -24,8 +25,10 @@ struct ElementFormat {
   uint32_t (*bits)(const uint8_t* element);  // magnitude bits
   // Kernels, over n elements. MaxMagnitude is of the encoded elements.
   uint32_t (*max_magnitude)(const uint8_t* p, size_t n);
-  // Of at most kAbreast updates, all onto the same n sums.
-  void (*fold)(const uint8_t* const* p, size_t parts, size_t n, const FoldArgs* args, int64_t* acc);
+  void (*fold)(const uint8_t* p, size_t n, const FoldArgs& args, int64_t* acc);
+  // Of `count` updates' runs at once, whose weights are in the runs; args has the grid's own part.
+  void (*fold_many)(const ManyRun* runs, size_t count, size_t n, const FoldArgs& args,
+                    int64_t* acc);
   void (*decode)(const uint8_t* p, size_t n, float* out);
   // Appends the encoding of x, all of whose elements fit; `residual` (x.size() floats, may be x's
   // own memory) is null or receives x - decode.
@@ -49,6 +52,8 @@ class ElementCodec final : public Codec {
 
  private:
   FoldArgs Args(const GridFold& grid) const;
+  void FoldRuns(const PiecedBytes& payload, uint64_t begin, uint64_t count, const FoldArgs& args,
+                int64_t* acc) const;
 
   ElementFormat format_;
 };

@@ -68,6 +68,13 @@ absl::Status CheckIndices(const TileEntry& entry, const uint8_t* p, uint32_t len
 // The same of places that CheckIndices has passed.
 void ReadIndices(const TileEntry& entry, const uint8_t* p, uint16_t* out);
 
+// acc[place] += weight * rne(value * 2^f) for a tile's non-zeros at places below `length`, of a
+// tile that was checked: `p` has the places' bytes, then the values'. `scale` is of int8 and
+// ternary values. Sums lie far apart, so each is fetched when its place is decoded and added to
+// some places later (topk_fold.cc).
+void FoldSparseTile(SparseValues kind, const TileEntry& entry, const uint8_t* p, uint64_t length,
+                    float scale, const FoldArgs& args, int64_t* acc);
+
 // How many elements a fraction of `elements` is: rounded, at least 1.
 uint64_t CountKept(double fraction, uint64_t elements);
 // The threshold of the `k` largest |x|: zeros are never among them.

@@ -5,8 +5,10 @@
 #include <memory>
 
 #include "base/status.h"
+#include "compression/agreed.h"
 #include "compression/policy.h"
 #include "compression/segment.h"
+#include "compression/sketch.h"
 #include "models/builtin.h"
 #include "models/safetensors.h"
 #include "server/internal/algorithms.h"
@@ -179,6 +181,47 @@ void CheckPlanes(TomlReader& toml, const Config& c, const ModelLayout& layout) {
                             "multiple of rows times columns"));
 }
 
+// A sketch tells no more elements apart than a row has columns.
+void CheckSketches(TomlReader& toml, const Config& c, const ModelLayout& layout) {
+  const auto codec = compression::CodecPolicy::Parse(c.compression.codec);
+  if (!codec.ok()) return;
+  for (uint32_t t = 0; t < layout.tensors().size(); ++t) {
+    const aggregation::TensorSpec& tensor = layout.tensors()[t];
+    if (!aggregation::IsFloat(tensor.dtype) || tensor.policy == aggregation::Policy::kSkip)
+      continue;
+    const auto& how = (*codec)->For(tensor.name, layout.TensorElements(t), tensor.shape.size());
+    const compression::SketchForm* const form = compression::SketchFormOf(*how.codec);
+    if (form == nullptr) continue;
+    toml.Require(c.aggregation.mode == "sync", "compression", "codec",
+                 absl::StrCat("[compression] codec: sums of sketches keep what was not found in "
+                              "them for the next round, and with [aggregation] mode = ",
+                              Quoted(c.aggregation.mode),
+                              " that would be found with updates of other versions and weights: "
+                              "take topk, or mode = \"sync\""));
+    const double most = compression::MostRecovered(*form);
+    toml.Require(
+        form->recover <= most, "compression", "codec",
+        absl::StrCat("[compression] codec: the sketch of ", Quoted(tensor.name), " has ",
+                     form->columns, " columns a row for each ", compression::kTileElements,
+                     " elements, too few to tell apart the ",
+                     form->recover * static_cast<double>(compression::kTileElements),
+                     " that recover = ", form->recover, " would find: the model would move by ",
+                     "collisions, more each round; set recover to ", most,
+                     " or less (an eighth of that is safe), or the sketch's fraction higher"));
+    return;  // once will do: one rule mostly has them all
+  }
+}
+
+void CheckAgreedStep(TomlReader& toml, const Config& c) {
+  toml.Require(c.aggregation.mode == "sync" || !compression::WantsAgreedStep(c.compression.codec),
+               "compression", "codec",
+               absl::StrCat("[compression] codec: hq's step=auto is agreed for a round, and with "
+                            "[aggregation] mode = ",
+                            Quoted(c.aggregation.mode),
+                            " updates of several versions, each with its own step, meet in one "
+                            "buffer: give the step, as in hq(step=2^-12)"));
+}
+
 void CheckGrid(TomlReader& toml, const Config& c) {
   const AggregationConfig& a = c.aggregation;
   const auto grid = aggregation::ProveGrid(GridRequestOf(a));
@@ -228,7 +271,9 @@ void CheckRunTogether(TomlReader& toml, const Config& c) {
     CheckBudget(toml, c, *layout);
     CheckEstimates(toml, c, *layout);
     CheckPlanes(toml, c, *layout);
+    CheckSketches(toml, c, *layout);
   }
+  CheckAgreedStep(toml, c);
   std::error_code error;
   const std::string& directory = c.checkpoint.directory;
   toml.Require(!fs::exists(directory, error) || fs::is_directory(directory, error), "checkpoint",

@@ -142,6 +142,84 @@ TEST(Fold, OfManyUpdatesAtOnceEqualsOneAfterTheOther) {
   }
 }
 
+// However many updates, whatever their scales (narrow and wide products side by side in one block),
+// weights and length, on every target: as one after the other on the scalar target, which is
+// checked against other arithmetic above.
+TEST(Fold, OfManyUpdatesAtOnceIsTheSameOnEveryTarget) {
+  // On both sides of 2^15 and of 2^19, where kernels for light updates end.
+  constexpr int64_t kHeaviest[] = {600, 32767, 32768, (1 << 19) - 1, (1 << 19) + 3, INT32_MAX};
+  for (const CodecCase& c : AllCases()) {
+    const auto codec = Make(c.spec);
+    for (const size_t updates : {2, 3, 15, 16, 17, 35}) {
+      for (const uint64_t n : {uint64_t{63}, uint64_t{64}, uint64_t{200}, uint64_t{1024 + 77}}) {
+        for (const int64_t heaviest : kHeaviest) {
+          std::vector<std::vector<uint8_t>> payloads;
+          std::vector<PiecedBytes> pieces;
+          std::vector<FoldPart> parts;
+          for (size_t u = 0; u < updates; ++u) {
+            // Elements up to 6 reach 2^31 at f = 30, so that products are wide.
+            std::vector<float> x = RandomFloats(u, n, u % 5 == 4 ? 3.0 : 0.01);
+            if (u == 1) x.assign(n, 0.0f);
+            payloads.push_back(Encode(*codec, x, {.key = u, .round = 1}));
+          }
+          for (const auto& payload : payloads) pieces.emplace_back(ByteSpan(payload));
+          for (size_t u = 0; u < updates; ++u) {
+            parts.push_back({&pieces[u], 0, heaviest - static_cast<int64_t>(u)});
+          }
+          std::vector<int64_t> expected = Start(n);
+          ASSERT_TRUE(ForceTarget(SupportedTargets().back()).ok());
+          for (const FoldPart& part : parts) {
+            codec->Fold(*part.payload, 0, n, {30, part.weight}, expected.data());
+          }
+          ASSERT_TRUE(ForceTarget("").ok());
+          ForEachTarget([&](const std::string& target) {
+            std::vector<int64_t> many = Start(n);
+            codec->FoldMany(parts, n, 30, many.data());
+            EXPECT_EQ(many, expected) << c.spec << " on " << target << ", " << updates
+                                      << " updates of " << n << ", weights up to " << heaviest;
+          });
+          if (HasNonfatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+// Blocks from denormal to the largest narrow scale, ties among their elements, at several exponents
+// of the grid: equal to arithmetic in double and integers.
+TEST(Fold, OfManyUpdatesIsRightForScalesOfEverySize) {
+  for (const CodecCase& c :
+       {CodecCase{"int8(rounding=nearest)", 128}, CodecCase{"int4(rounding=nearest)", 128},
+        CodecCase{"mxint8", 32}, CodecCase{"fp8", 128}}) {
+    const auto codec = Make(c.spec);
+    constexpr uint64_t kElements = 128;
+    for (const int f : {0, 15, 30, 44}) {
+      for (int exponent = -149; exponent <= 31 - f; exponent += 3) {
+        std::vector<std::vector<uint8_t>> payloads;
+        for (uint64_t u = 0; u < 5; ++u) {
+          std::vector<float> x = RandomFloats(u + 5, kElements, std::ldexp(0.4, exponent));
+          x[7] = std::ldexp(127.0f / 128, exponent);  // scales of few bits: ties
+          payloads.push_back(Encode(*codec, x));
+        }
+        std::vector<PiecedBytes> pieces;
+        for (const auto& payload : payloads) pieces.emplace_back(ByteSpan(payload));
+        std::vector<FoldPart> parts;
+        std::vector<int64_t> expected = Start(kElements), many = expected;
+        for (size_t u = 0; u < payloads.size(); ++u) {
+          const auto weight = static_cast<int64_t>(700 + u);
+          parts.push_back({&pieces[u], 0, weight});
+          const std::vector<double> values = ReferenceValues(c, payloads[u], kElements);
+          for (size_t i = 0; i < kElements; ++i) {
+            expected[i] += ReferenceTerm(values[i], {.fraction_bits = f, .weight = weight});
+          }
+        }
+        codec->FoldMany(parts, kElements, f, many.data());
+        ASSERT_EQ(many, expected) << c.spec << ", f " << f << ", elements up to 2^" << exponent;
+      }
+    }
+  }
+}
+
 TEST(Fold, IsUndoneByTheNegativeWeight) {
   for (const CodecCase& c : AllCases()) {
     const auto codec = Make(c.spec);

@@ -2,6 +2,7 @@
 #include "compression/kernel_bench.h"
 
 #include <cmath>
+#include <map>
 #include <set>
 
 #include "gtest/gtest.h"
@@ -18,16 +19,20 @@ TEST(KernelBench, GivesEveryDocumentedFigureWithItsCeiling) {
     EXPECT_GT(figure.value, 0) << figure.name;
     EXPECT_GT(figure.ceiling, 0) << figure.name;
     EXPECT_DOUBLE_EQ(figure.ratio, figure.value / figure.ceiling);
-    EXPECT_EQ(figure.unit, figure.name.find(".encode.") == std::string::npos ? "GB/s" : "Gelem/s");
+    const std::string kind = figure.name.substr(8, figure.name.rfind('.') - 8);
+    const std::map<std::string, std::string> units = {
+        {"encode", "Gelem/s"}, {"together", "times"}, {"nonzero", "ns"}};
+    EXPECT_EQ(figure.unit, units.contains(kind) ? units.at(kind) : "GB/s") << figure.name;
   }
   std::set<std::string> expected;
-  for (const std::string kind : {"fold", "fold16", "validate", "encode"}) {
+  for (const std::string kind : {"fold", "fold16", "together", "validate", "encode"}) {
     for (const std::string codec :
          {"fp32", "fp16", "bf16", "int8", "int4", "int2", "sign", "fp8", "mxfp8", "mxfp4", "mxint8",
           "hq", "topk", "topk_ternary", "randk", "eden1", "eden4", "powersgd", "sketch"}) {
       expected.insert("kernels." + kind + "." + codec);
     }
   }
+  expected.insert({"kernels.nonzero.topk", "kernels.nonzero.topk_ternary"});
   EXPECT_EQ(names, expected);
 }
 

@@ -208,5 +208,37 @@ TEST(Zeros, RefuseHeadsThatDoNotFit) {
   EXPECT_THAT(message(12, good[12] | 1), HasSubstr("do not hold"));
 }
 
+// Updates without large elements, the worst case: what is left over after 60 rounds is below the
+// sum of all updates (their norms added) where no more than SafelyRecovered are taken out, and far
+// above it where four times as many are.
+TEST(Sketch, LeftoversOfFlatUpdatesGrowByAFactorOnlyBeyondWhatIsSafe) {
+  constexpr uint64_t kElements = 8192;
+  const SketchForm form{.rows = 5, .columns = 3200};  // 800 a row of this tile
+  const auto most = static_cast<uint64_t>(SafelyRecovered(form) * kElements);
+  EXPECT_EQ(most, 100u);
+  for (const uint64_t k : {most, 4 * most}) {
+    std::vector<double> cells(form.Cells(kElements));
+    PhiloxStream random(5);
+    double norms = 0;
+    for (int round = 0; round < 60; ++round) {
+      double squares = 0;
+      for (uint64_t i = 0; i < kElements; ++i) {
+        const double value = random.Next32() * 0x1p-31 - 1;
+        squares += value * value;
+        SketchAdd(form, 9, kElements, i, value, cells);
+      }
+      norms += std::sqrt(squares);
+      SketchRecover(form, 9, kElements, k, 1e30, cells);
+    }
+    double squares = 0;
+    for (const double cell : cells) squares += cell * cell / form.rows;
+    if (k == most) {
+      EXPECT_LT(std::sqrt(squares), norms);
+    } else {
+      EXPECT_GT(std::sqrt(squares), 10 * norms);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tributary::compression

@@ -1,5 +1,5 @@
-// Fuzz target: any bytes as a codec's payload. What Validate passes must fold and decode within its
-// elements, and within the bound.
+// Fuzz target: any bytes as a codec's payload. What Validate passes must fold, alone and with
+// others, and decode within its elements, and within the bound.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -58,5 +58,20 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     (*codec)->Fold(payload, at, std::min(codecs::kTileElements, n - at), grid, tiles.data() + at);
   }
   Require(whole == tiles);
+  // Three of it at once, one whole and two in pieces, as one after the other.
+  const PiecedBytes other = Cut(ByteSpan(data + 12, size - 12), 0);
+  const PiecedBytes* const payloads[] = {&payload, &other, &payload};
+  std::vector<int64_t> many(n + 1), one(n + 1);
+  many[n] = one[n] = kGuard;
+  for (uint64_t at = 0; at < n; at += codecs::kTileElements) {
+    const uint64_t count = std::min(codecs::kTileElements, n - at);
+    std::vector<codecs::FoldPart> parts;
+    for (int64_t u = 0; u < 3; ++u) {
+      parts.push_back({payloads[u], at, 1 + 40'000 * u});
+      (*codec)->Fold(*payloads[u], at, count, {30, 1 + 40'000 * u}, one.data() + at);
+    }
+    (*codec)->FoldMany(parts, count, 30, many.data() + at);
+  }
+  Require(many == one);
   return 0;
 }

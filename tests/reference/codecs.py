@@ -16,7 +16,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from codec_forms import E2M1, E4M3, E5M2, Blocks, Eden, PowerSgd, RandK, Sketch, TopK, Zeros
+from codec_forms import E2M1, E4M3, E5M2, Blocks, Eden
+from codec_parts import PowerSgd, RandK, Sketch, TopK, Zeros
 
 KEY, ROUND, TENSOR, FIRST = 0x0123456789ABCDEF, 11, 7, 3 * 32768 + (1 << 37)
 SHARED_KEY = 0xFEDCBA9876543210

@@ -5,7 +5,7 @@
     model_delta.py --write DIR   writes them
 
 base.bin and target.bin are two models of one layout, delta.bin the step between them, result.bin what taking it from
-base leads to. Codecs are those of codec_forms.py; sums are numpy's binary64, roundings to 16 bits are Fractions.
+base leads to. Codecs are those of codec_parts.py; sums are numpy's binary64, roundings to 16 bits are Fractions.
 """
 
 import importlib.util
@@ -16,7 +16,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from codec_forms import TopK
+from codec_parts import TopK
 # The folder's codecs.py, whose name is one of Python's own.
 SPEC = importlib.util.spec_from_file_location("reference_codecs", pathlib.Path(__file__).with_name("codecs.py"))
 REFERENCE = importlib.util.module_from_spec(SPEC)

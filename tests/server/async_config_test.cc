@@ -72,6 +72,17 @@ TEST(AsyncConfig, MistakesAreNamedWithTheirMend) {
   EXPECT_THAT(Error(kAsync, "[training]\nfednova = 1"), HasSubstr("set fednova = 0"));
 }
 
+// Codecs that go by rounds.
+TEST(AsyncConfig, RefusesSketchesAndTheAgreedStep) {
+  for (const char* mode : {kAsync, kFedAsync}) {
+    EXPECT_THAT(Error(mode, "[compression]\ncodec = \"sketch(0.2); small = fp32\""),
+                HasSubstr("take topk, or mode = \"sync\""));
+    EXPECT_THAT(Error(mode, "[compression]\ncodec = \"hq(bits=4, step=auto)\""),
+                HasSubstr("give the step, as in hq(step=2^-12)"));
+    EXPECT_EQ(Error(mode, "[compression]\ncodec = \"hq(bits=4, step=2^-9)\""), "none");
+  }
+}
+
 // alpha / sqrt(1 + tau) for one; for several the mean of it, weighted by examples: with weights of
 // 4 and 1 examples, 3 and 0 versions old, folded as 2 and 1: 0.6 * (4 * 0.5 + 1 * 1) / 5 = 0.36.
 TEST(AsyncConfig, FedAsyncMixesByAge) {

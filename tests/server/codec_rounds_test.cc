@@ -45,6 +45,26 @@ TEST_F(NodeTest, TheStepOfHqFollowsTheMeanOfWhatClientsReportedTheRoundBefore) {
   EXPECT_EQ(node.Round(0).codec, "hq(step=2^-12)");
 }
 
+// A root that starts again takes the step that it would have taken.
+TEST_F(NodeTest, TheStepOfHqOutlivesTheRoot) {
+  const std::string config = Config("[compression]\ncodec = \"hq(step=auto)\"\n", 2);
+  {
+    TestNode node(config);
+    RawClient a(node.endpoint(), "a", kEpoch), b(node.endpoint(), "b", kEpoch);
+    const std::string first = a.AwaitTask().spec().codec();
+    b.AwaitTask();
+    EXPECT_EQ(UploadWithLargest(&a, first, 0.1).status(), v1::UploadResponse::ACCEPTED);
+    EXPECT_EQ(UploadWithLargest(&b, first, 0.5).status(), v1::UploadResponse::ACCEPTED);
+    ASSERT_TRUE(node.Round(0).committed);
+    node.Shutdown();
+  }
+  TestNode again(config);
+  RawClient a(again.endpoint(), "a", kEpoch + 1), b(again.endpoint(), "b", kEpoch + 1);
+  const v1::RoundSpec spec = a.AwaitTask().spec();
+  EXPECT_EQ(spec.round(), 2u);
+  EXPECT_EQ(spec.codec(), "hq(step=2^-7)");  // twice 0.3, as above
+}
+
 // Ten elements are 1 or -1, the others 0.
 class HeavyDeltas final : public aggregation::DeltaSource {
  public:

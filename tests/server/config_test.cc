@@ -308,6 +308,15 @@ TEST(ConfigTest, DctNeedsAveragedTensorsOfItsPlanes) {
               AllOf(HasSubstr("dct is for tensors that are averaged"), HasSubstr("fc1.weight")));
 }
 
+// 0.2 * 32,768 / 5 is 1,310 columns, which is 0.03998 of a tile's elements.
+TEST(ConfigTest, ASketchThatWouldRecoverMoreThanItTellsApartIsRefused) {
+  EXPECT_EQ(Findings(Replaced(kRoot, "\"int8\"", "\"sketch(0.2)\"")), "");
+  EXPECT_EQ(Findings(Replaced(kRoot, "\"int8\"", "\"sketch(0.2, recover=0.0399)\"")), "");
+  EXPECT_THAT(Findings(Replaced(kRoot, "\"int8\"", "\"sketch(0.2, recover=0.04)\"")),
+              AllOf(HasSubstr("34:9"), HasSubstr("1310 columns"), HasSubstr("1310.72"),
+                    HasSubstr("set recover to 0.0399")));
+}
+
 TEST(ConfigTest, AddressesThatCannotBeUsedAreRefused) {
   for (const char* bad : {"h", "h:", ":1", "h:65536", "h:1x", "h:-1", "h:99999999999"}) {
     EXPECT_THAT(Findings(Replaced(kRack, "0.0.0.0:7080", bad)),
