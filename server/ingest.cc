@@ -142,7 +142,8 @@ bool Collector::MayCarry(const v1::UploadHeader& header) const {
   const auto child = children_.find(header.id());
   if (child == children_.end() || child->second.epoch != header.epoch()) return false;
   if (machine_ != nullptr && spec_.kind() == v1::TRAIN) {
-    return !machine_->open() && machine_->OwedRound(header.id()) == header.round();
+    return (!machine_->open() || machine_->part() > 0) &&
+           machine_->OwedRound(header.id()) == header.round();
   }
   return child->second.owes != 0 && child->second.owes == header.round();
 }
@@ -174,7 +175,7 @@ void Collector::UploadStart(const std::shared_ptr<Upload>& upload) {
     upload->Reply(response);
     return;
   }
-  if (MayCarry(header)) {
+  if (MayCarry(header) || AwaitsClaim(header)) {
     Hold(upload);
     return;
   }
@@ -250,9 +251,9 @@ void Collector::UploadComplete(const std::shared_ptr<Upload>& upload,
       return;
     }
   } else if (!machine_->Commit(ticket)) {
-    const bool carry = MayCarry(upload->header());
-    upload->Reply(Answer(carry ? v1::UploadResponse::RETRY : v1::UploadResponse::STALE, "round",
-                         carry ? "the round has closed; sent again, it may count in the next"
+    const bool again = MayCarry(upload->header()) || MaySupplement(upload->header());
+    upload->Reply(Answer(again ? v1::UploadResponse::RETRY : v1::UploadResponse::STALE, "round",
+                         again ? "the round has closed; sent again, it may count yet"
                                : "the round closed while the update was on its way"));
     EndTicket(ticket);
     return;

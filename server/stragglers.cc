@@ -44,6 +44,7 @@ v1::Stragglers StragglersProto(const StragglerConfig& config) {
   proto.set_floor_ms(static_cast<uint64_t>(config.deadline_floor_s * 1000));
   proto.set_participation(config.participation);
   proto.set_degraded_work(config.degraded_work);
+  proto.set_supplement_wait_ms(static_cast<uint64_t>(config.supplement_wait_s * 1000));
   return proto;
 }
 
@@ -59,7 +60,9 @@ void Stragglers::BeginRound(const v1::RoundSpec& spec) {
     options.margin = policy_.margin();
     options.participation = policy_.participation();
     adaptive_ = aggregation::AdaptiveDeadline(options);
-    late_ = policy_.late() == "carry" ? aggregation::Late::kCarry : aggregation::Late::kDrop;
+    late_ = policy_.late() == "carry"        ? aggregation::Late::kCarry
+            : policy_.late() == "supplement" ? aggregation::Late::kSupplement
+                                             : aggregation::Late::kDrop;
     max_staleness_ = policy_.max_staleness();
   }
   deadline_ = std::min(given, adaptive_.Next());
