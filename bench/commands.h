@@ -14,7 +14,7 @@ struct KernelsOptions {
 int Kernels(const KernelsOptions& options);
 
 struct RoundOptions {
-  std::string scenario = "ingest";  // ingest, overhead, sessions, simulated, async
+  std::string scenario = "ingest";  // ingest, overhead, sessions, simulated, async, recovery
   uint32_t clients = 200;
   std::string model = "resnet50";
   std::string codec = "fp32";

@@ -17,6 +17,7 @@
 #include "bench/async.h"
 #include "bench/commands.h"
 #include "bench/figures.h"
+#include "bench/recovery.h"
 #include "bench/simulated.h"
 #include "models/builtin.h"
 
@@ -403,6 +404,7 @@ int Round(const RoundOptions& options) {
   const auto figures = options.scenario == "overhead"    ? Overhead(options)
                        : options.scenario == "sessions"  ? Sessions(options)
                        : options.scenario == "simulated" ? SimulatedAgainstReal(options.out)
+                       : options.scenario == "recovery"  ? Recovery(options.out)
                        : options.scenario == "async"
                            ? AsyncAgainstSync(options.out, std::min(options.clients, 100u))
                            : Ingest(options);

@@ -35,7 +35,7 @@ struct Bench {
     AddTransport(*command, code);
     auto* r = command->add_subcommand("round", "whole rounds by real processes, without training");
     r->add_option("--scenario", round.scenario)
-        ->check(CLI::IsMember({"ingest", "overhead", "sessions", "simulated", "async"}))
+        ->check(CLI::IsMember({"ingest", "overhead", "sessions", "simulated", "async", "recovery"}))
         ->capture_default_str();
     r->add_option("--clients", round.clients)->check(CLI::Range(1, 100000))->capture_default_str();
     r->add_option("--model", round.model)->capture_default_str();
