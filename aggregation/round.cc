@@ -47,11 +47,22 @@ void RoundMachine::Enter(const Member& member, Actions* actions) {
   if (!fresh && member.epoch < state.epoch) return;
   const bool newer = fresh || member.epoch > state.epoch;
   if (fresh) state.order = ++orders_;
+  if (fresh && member.aggregator) aggregators_.push_back(&*it);
+  if (newer) ++state.lives;
+  if (newer && !fresh && member.aggregator) {
+    ForgetClaims(*it);  // its former life's
+    state.fenced = state.supplement = state.blank = false;
+    state.granted = state.done = 0;
+  }
+  state.clients = member.clients;
+  state.most = newer ? member.clients : std::max(state.most, member.clients);
   state.epoch = member.epoch;
   state.aggregator = member.aggregator;
   state.present = true;
   state.settled = member.settled;
   StopGrace(*it);
+  if (member.aggregator) CountClients();
+  if (state.elsewhere) return;
   if (state.in_cohort &&
       EnterAgain(*it, newer || (state.owes != 0 && member.owes != state.owes), actions))
     return;
@@ -63,7 +74,18 @@ void RoundMachine::Enter(const Member& member, Actions* actions) {
     state.in_cohort = true;
     state.since = now_;
     state.answer = Answer::kAwaited;
+    ++first_members_;
     ++carriers_.members;
+  } else if (member.unclaimed && !member.aggregator) {
+    if (plan_.cohort_count > 0 ||
+        !InCohort(plan_.seed, plan_.round, member.id, plan_.cohort_fraction)) {
+      return;
+    }
+    state.unclaimed = state.newcomer = state.in_cohort = true;
+    state.since = now_;
+    state.answer = Answer::kAwaited;
+    ++outside_.members;
+    actions->push_back({.kind = Action::Kind::kTask, .member = member.id});
   } else if (member.aggregator ||
              (plan_.cohort_count == 0 &&
               InCohort(plan_.seed, plan_.round, member.id, plan_.cohort_fraction))) {
@@ -79,10 +101,15 @@ void RoundMachine::Enter(const Member& member, Actions* actions) {
 // if it had not been there.
 bool RoundMachine::EnterAgain(Entry& member, bool newer, Actions* actions) {
   State& state = member.second;
-  if (IsIn(state.answer)) return true;
+  if (IsIn(state.answer) || state.elsewhere) return true;
+  if (!newer && state.fenced) {
+    SetAnswer(member, Answer::kRejected);
+    return true;
+  }
   if (!newer && (state.answer == Answer::kUploading || IsAnswered(state.answer))) return true;
   if (state.answer == Answer::kUploading) AbortAttempt(state.ticket, actions);
-  SetAnswer(member, Answer::kAwaited);
+  SetAnswer(member, Fallback(state));
+  if (state.parts > 0 || state.left_out) return true;
   if (state.owes == 0) {
     actions->push_back({.kind = Action::Kind::kTask, .member = member.first});
     return true;
@@ -99,6 +126,7 @@ void RoundMachine::Ask(Entry& member, Actions* actions) {
   state.in_cohort = true;
   state.since = now_;
   state.answer = Answer::kAwaited;
+  ++first_members_;
   ++asked_.members;
   if (!state.aggregator) ++asked_clients_;
   had_members_ = true;
@@ -121,31 +149,36 @@ std::vector<Action> RoundMachine::Left(const std::string& id, uint64_t epoch, ab
   if (it == members_.end() || it->second.epoch != epoch || !it->second.present) return actions;
   State& state = it->second;
   state.present = false;
+  const bool state_is_aggregator = state.aggregator;
   if (!state.in_cohort) {
     line_.erase(std::pair(state.key, state.order));
     members_.erase(it);
   } else if (IsPending(state.answer)) {
     state.given_up_at = now_ + plan_.rejoin_grace;
     StartGrace(*it);
-    Advance(now_, &actions);  // a grace of nothing is over at once
   }
+  if (state_is_aggregator) ForgetWaiting(id);
+  ResolveClaims(&actions);
+  Advance(now_, &actions);  // a grace of nothing is over at once
   return actions;
 }
 
 void RoundMachine::SetAnswer(Entry& member, Answer answer) {
   State& state = member.second;
-  Tally& tally = TallyOf(state);
-  tally.gone = tally.gone + (answer == Answer::kGone) - (state.answer == Answer::kGone);
-  tally.accepted =
-      tally.accepted + (answer == Answer::kAccepted) - (state.answer == Answer::kAccepted);
-  tally.answered = tally.answered + IsAnswered(answer) - IsAnswered(state.answer);
-  if (!state.aggregator && state.owes == 0) {
+  Tell(&TallyOf(state), state.answer, answer);
+  if (state.claimed) Tell(&claimed_, state.answer, answer);
+  if (!state.aggregator && state.owes == 0 && !state.unclaimed) {
     const auto lost = [](Answer a) { return a == Answer::kGone || a == Answer::kDeclined; };
     asked_clients_ = asked_clients_ + lost(state.answer) - lost(answer);
   }
   state.answer = answer;
-  if (answer == Answer::kAccepted) state.until = now_;
   if (!IsPending(answer)) StopGrace(member);
+}
+
+void RoundMachine::Tell(Tally* tally, Answer from, Answer to) {
+  tally->gone = tally->gone + (to == Answer::kGone) - (from == Answer::kGone);
+  tally->accepted = tally->accepted + (to == Answer::kAccepted) - (from == Answer::kAccepted);
+  tally->answered = tally->answered + IsAnswered(to) - IsAnswered(from);
 }
 
 void RoundMachine::StartGrace(Entry& member) {
@@ -180,13 +213,21 @@ void RoundMachine::LearnSoftDeadline() {
 }
 
 absl::Duration RoundMachine::ClosesAt() const {
+  if (called_) return called_until_;
   return accepted_clients_ >= plan_.enough ? std::min(soft_at_, deadline_at_) : deadline_at_;
 }
 
 ClosedBy RoundMachine::CloseDue() const {
+  if (called_) {
+    const bool open = OpenSupplements() > 0 || (drain_ && !attempts_.empty());
+    return open ? ClosedBy::kNotYet : due_;
+  }
+  if (part_ > 0) return ClosedBy::kNotYet;  // a second sum is open until it is called for
   if (plan_.maximum > 0 && accepted_clients_ >= plan_.maximum) return ClosedBy::kMaximum;
   if (plan_.target > 0 && accepted_clients_ >= plan_.target) return ClosedBy::kTarget;
-  if (had_members_ && Awaiting().answered >= Needed()) return ClosedBy::kAnswers;
+  if (had_members_ && Awaiting().answered + Homeless() >= Needed() && NothingBelow()) {
+    return ClosedBy::kAnswers;
+  }
   return ClosedBy::kNotYet;
 }
 
@@ -204,12 +245,15 @@ void RoundMachine::Advance(absl::Duration now, Actions* actions) {
     if (member.second.answer != Answer::kAwaited) continue;
     SetAnswer(member, Answer::kGone);
     AskNextInLine(actions);
+    ResolveClaims(actions);
   }
   const ClosedBy due = CloseDue();
-  if (due != ClosedBy::kNotYet) {
-    Close(due, actions);
-  } else if (now_ >= ClosesAt()) {
-    Close(ClosedBy::kDeadline, actions);
+  if (due == ClosedBy::kNotYet && now_ < ClosesAt()) return;
+  const ClosedBy why = due != ClosedBy::kNotYet ? due : called_ ? due_ : ClosedBy::kDeadline;
+  if (!called_ && now_ < deadline_at_ && OpenSupplements() > 0) {
+    LastCall(why, actions);
+  } else {
+    Close(why, actions);
   }
 }
 
@@ -245,7 +289,7 @@ void RoundMachine::Close(ClosedBy why, Actions* actions) {
   for (const uint64_t ticket : uploading) {
     Entry& member = *attempts_.at(ticket).member;
     AbortAttempt(ticket, actions);
-    SetAnswer(member, Answer::kAwaited);
+    SetAnswer(member, Fallback(member.second));
     late_ = AddSaturating(late_, 1);  // it was on its way
   }
   FinishIfDrained(actions);
@@ -291,12 +335,14 @@ RoundResult RoundMachine::Result() const {
   result.weight = weight_;
   result.clients = accepted_clients_;
   for (const auto& [id, state] : members_) {
-    if (state.answer == Answer::kAccepted && state.owes == 0) result.children.push_back(id);
+    if (state.parts == 0 || state.owes != 0) continue;
+    result.children.push_back(id);
+    if (state.parts > 1) result.parts[id] = state.parts;
   }
   std::sort(result.children.begin(), result.children.end());
   result.contributors.reserve(claims_.size());
-  for (const auto& [client, member] : claims_) {
-    if (member->second.answer == Answer::kAccepted) result.contributors.push_back(client);
+  for (const auto& [client, holder] : claims_) {
+    if (holder.counted && holder.part == part_) result.contributors.push_back(client);
   }
   std::sort(result.contributors.begin(), result.contributors.end());
   result.rejected = rejected_;
@@ -312,7 +358,7 @@ RoundResult RoundMachine::Result() const {
 std::vector<MemberTime> RoundMachine::Times() const {
   std::vector<MemberTime> times;
   for (const auto& [id, state] : members_) {
-    if (!state.in_cohort || state.owes != 0) continue;
+    if (!state.in_cohort || state.owes != 0 || state.unclaimed) continue;
     times.push_back({.id = id,
                      .aggregator = state.aggregator,
                      .answer = state.answer,
@@ -333,7 +379,7 @@ uint64_t RoundMachine::OwedRound(const std::string& id) const {
   if (plan_.late != Late::kCarry || it == members_.end()) return 0;
   const State& state = it->second;
   // Without a session it may come back as somebody who has begun anew.
-  if (!state.in_cohort || state.aggregator || !state.present) return 0;
+  if (!state.in_cohort || state.aggregator || !state.present || state.newcomer) return 0;
   if (state.answer != Answer::kAwaited) return 0;
   if (state.owes != 0) return state.owes;
   return state.settled ? plan_.round : 0;

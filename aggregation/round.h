@@ -20,9 +20,13 @@ namespace tributary::aggregation {
 
 // What becomes of an update that comes after its round has closed.
 enum class Late {
-  kDrop,   // it is STALE
-  kCarry,  // it counts in the round that is open then, weighing less (StaleWeight)
+  kDrop,        // it is STALE
+  kCarry,       // it counts in the round that is open then, weighing less (StaleWeight)
+  kSupplement,  // a rack sends a second partial sum with it, while its parent's round is open
 };
+
+// The partial sums that a rack may send in a round: one, and one more with what came after it.
+inline constexpr uint32_t kMostParts = 2;
 
 struct RoundPlan {
   uint64_t round = 0;
@@ -45,8 +49,10 @@ struct RoundPlan {
   uint64_t enough = 1;
   WithinRound within = {};                         // may bring the soft deadline forward
   absl::Duration rejoin_grace = absl::Seconds(5);  // a member that left is awaited this long
-  uint64_t max_weight = 1 << 20;                   // W_max of this node
-  uint64_t max_client_weight = 1 << 20;            // of one update
+  // How long a round that is about to close waits for the racks' second partial sums.
+  absl::Duration last_call = absl::Seconds(1);
+  uint64_t max_weight = 1 << 20;         // W_max of this node
+  uint64_t max_client_weight = 1 << 20;  // of one update
   Late late = Late::kDrop;
   uint64_t max_staleness = 4;  // rounds that a carried update may be late by
 };
@@ -56,7 +62,8 @@ enum class Verdict { kAdmit, kDuplicate, kStale, kReject };
 struct Admission {
   Verdict verdict = Verdict::kReject;
   // UploadResponse.reason's word. kStale: "round". kReject: "session", "cohort", "weight", "full",
-  // "malformed" (an aggregator that names no clients) or "duplicate_clients".
+  // "malformed" (an aggregator that names no clients), "duplicate_clients", "fenced" (its clients
+  // were given to another), "part" (not the next of its partial sums) or "unclaimed".
   std::string reason{};
   std::string message{};
   uint64_t ticket = 0;    // kAdmit: names this attempt in the calls that follow
@@ -86,6 +93,7 @@ struct RoundResult {
   // Direct members whose contribution is in, ascending; but for carried ones, which are of another
   // round: who asks how this one ended must not be told that.
   std::vector<std::string> children;
+  std::map<std::string, uint32_t> parts;     // of those aggregators that have more than one in
   std::vector<std::string> contributors;     // client ids, ascending
   std::map<std::string, uint64_t> rejected;  // by reason, this node's own and those reported below
   uint64_t late = 0;
@@ -98,13 +106,26 @@ struct RoundResult {
 
 struct Action {
   enum class Kind {
-    kTask,    // send the task to `member`
-    kAbort,   // cancel the upload with `ticket`: the round has closed or a newer attempt is here
-    kClosed,  // no more is admitted and nothing is in flight: Result() is final
+    kTask,     // send the task to `member`
+    kAbort,    // cancel the upload with `ticket`: the round has closed or a newer attempt is here
+    kClosed,   // no more is admitted and nothing is in flight: Result() is final
+    kClaims,   // tell `member` which of its claims are granted, and which are taken
+    kCollect,  // tell `member` that its second partial sum is wanted now
   };
   Kind kind;
   std::string member{};
   uint64_t ticket = 0;
+  std::vector<std::string> granted{}, taken{};  // client ids
+};
+
+// What a rack says of clients that came to it while a round was running, and that may have been
+// counted elsewhere: see RoundMachine::Claim.
+struct ClaimRequest {
+  std::vector<std::string> clients{};
+  bool late = false;   // the round is not to wait for them
+  uint64_t done = 0;   // of those granted so far (but for late ones), how many have answered
+  bool open = false;   // it has something, or may have, for a second partial sum
+  bool blank = false;  // it counts nobody in this round without a claim
 };
 
 // Not thread-safe: the driver holds a lock. `now` is monotonic and never goes back. After every
@@ -126,6 +147,10 @@ class RoundMachine {
     // Its session began before the root announced this round: so it cannot have been counted for it
     // anywhere else, in this life or a former one. Only then may what it is late with be carried.
     bool settled = false;
+    // It came while the round was running: it gets the task, but is not awaited, and what it offers
+    // is refused as "unclaimed" until Claimed.
+    bool unclaimed = false;
+    uint64_t clients = 0;  // aggregators: below it
   };
 
   explicit RoundMachine(const RoundPlan& plan) : plan_(plan) {}
@@ -153,7 +178,7 @@ class RoundMachine {
   // round is open); where that completes the quorum, NextTimer() is due at once. A member that is
   // in is a duplicate, after the close too.
   Admission Offer(const std::string& id, uint64_t epoch, uint64_t round, int64_t weight,
-                  const std::vector<std::string>& clients, absl::Duration now);
+                  const std::vector<std::string>& clients, absl::Duration now, uint32_t part = 0);
   // It is received and valid, and now goes to the workers: from here it counts. False where the
   // round has closed meanwhile, or the ticket was replaced: drop it (STALE).
   bool Commit(uint64_t ticket);
@@ -171,6 +196,46 @@ class RoundMachine {
   // What children say they refused; goes to Result().
   void CountBelow(const std::map<std::string, uint64_t>& rejected, uint64_t late);
   // An offer refused before a ticket was given, with its reason, is counted by Offer itself.
+
+  // ---- Clients that change their aggregator within the round (round_claims.cc)
+
+  // An aggregator wants to count these clients, which came to it while the round was running. A
+  // claim is granted where nobody else has counted the client or still may: the partial sums of the
+  // other aggregators are in, or they were given up. One whose session has ended is fenced by that:
+  // what its present life still offers in this round is refused, and counts nowhere. Taken is who
+  // is counted already. Else the claim waits. Answers come as kClaims, now or after a later event.
+  // A round whose quorum is everybody does not close by answers
+  // before granted ones are done.
+  std::vector<Action> Claim(const std::string& id, uint64_t epoch, const ClaimRequest& request,
+                            absl::Duration now);
+  // How many clients an aggregator has now. One that began anew, or is away, and has none is not
+  // awaited once all clients that there were are with others.
+  std::vector<Action> Census(const std::string& id, uint64_t epoch, uint64_t clients,
+                             absl::Duration now);
+  // The parent has granted this member's claim (`late`: it is not awaited), or has said that it is
+  // counted elsewhere: then it is a duplicate here.
+  std::vector<Action> Claimed(const std::string& id, bool late, absl::Duration now);
+  std::vector<Action> Elsewhere(const std::string& id, absl::Duration now);
+  bool CountedElsewhere(const std::string& id) const;
+  bool Unclaimed(const std::string& id) const;
+  // A grant made here is void: the parent says that the client is counted elsewhere.
+  std::vector<Action> Ungrant(const std::string& client, absl::Duration now);
+  // Closed, and its sum is being forwarded: opens again for a second one, for clients whose claims
+  // are granted. Result() is then that of the second alone. Until Call or the deadline. False: not
+  // any more.
+  bool Reopen(absl::Duration now);
+  bool CanReopen(absl::Duration now) const;
+  uint32_t part() const { return part_; }
+  // The parent wants the second sum: closes when what is in flight is in, `last_call` at most.
+  std::vector<Action> Call(absl::Duration now);
+  // Claims granted by the parent, or by this node to those below, that have not answered yet.
+  uint64_t ClaimsOutstanding() const;
+  // How many of its partial sums (a client's update is one) are in the first `parts` of this node.
+  uint32_t PartsOf(const std::string& id, uint32_t parts) const;
+  // Nobody was here to be asked when the round began: all that are, or will be, need a claim.
+  bool Blank() const { return first_members_ == 0; }
+  // Whether it has been a member in this round.
+  bool Knows(const std::string& id) const { return members_.contains(id); }
 
   // Time has come (or passed) NextTimer().
   std::vector<Action> Timer(absl::Duration now);
@@ -211,9 +276,23 @@ class RoundMachine {
     absl::Duration since, until;                            // its task, and its acceptance
     Answer answer = Answer::kGone;
     bool aggregator = false;
-    bool in_cohort = false;  // else only known, so that an offer gets the right reason
-    bool present = false;    // has a session
-    bool settled = false;    // see Member
+    bool in_cohort = false;   // else only known, so that an offer gets the right reason
+    bool present = false;     // has a session
+    bool settled = false;     // see Member
+    bool unclaimed = false;   // see Member: counted in outside_, not in asked_
+    bool claimed = false;     // granted by the parent, and awaited: counted in claimed_ too
+    bool newcomer = false;    // was unclaimed
+    bool left_out = false;    // late for the first sum, and not of the second
+    bool elsewhere = false;   // counted under another aggregator
+    bool fenced = false;      // its life may not offer in this round any more
+    bool blank = false;       // counts nobody without a claim
+    bool supplement = false;  // has, or may have, a second partial sum
+    uint32_t parts = 0;       // of its partial sums that are in, or are being folded
+    uint32_t parts_at[kMostParts] = {};  // of these, in each sum of this node
+    uint32_t lives = 0;
+    uint64_t clients = 0;            // below it
+    uint64_t most = 0;               // ever, in its present life and this round
+    uint64_t granted = 0, done = 0;  // claims that the round waits for
   };
   using Entry = std::pair<const std::string, State>;
   struct Attempt {  // admitted and not yet through the workers
@@ -222,6 +301,15 @@ class RoundMachine {
     std::vector<std::string> clients{};  // its own id, for a client
     bool folding = false;
   };
+  // Under whom a client is, or will be, counted.
+  struct Holder {
+    Entry* member = nullptr;
+    bool granted = false;  // by Claim: it outlives an attempt
+    bool late = false;     // granted, and not awaited
+    bool counted = false;  // in a sum
+    uint32_t part = 0;     // of this node's sums
+  };
+  enum class Ruling { kGranted, kTaken, kWaits };
   // Members that ever were asked, and of them those given up, and those accepted, rejected or
   // declined.
   struct Tally {
@@ -236,7 +324,25 @@ class RoundMachine {
   bool EnterAgain(Entry& member, bool newer, Actions* actions);
   void Ask(Entry& member, Actions* actions);
   void AskNextInLine(Actions* actions);
-  Tally& TallyOf(const State& state) { return state.owes != 0 ? carriers_ : asked_; }
+  Tally& TallyOf(const State& state) {
+    return state.owes != 0 ? carriers_ : state.unclaimed ? outside_ : asked_;
+  }
+  static void Tell(Tally* tally, Answer from, Answer to);
+  void MoveInto(Entry& member, bool unclaimed);  // from outside_ to asked_, or back
+  void ResolveClaims(Actions* actions);
+  Ruling Judge(const std::string& client, Entry& claimer, Actions* actions);
+  void Fence(Entry& member, Actions* actions);
+  void CountClients();
+  void ForgetWaiting(const std::string& id);
+  void ForgetClaims(Entry& member);  // its grants, and what it waits for
+  uint64_t Below() const;            // claims granted to aggregators that are not done
+  uint64_t OpenSupplements() const;
+  uint64_t Homeless() const;  // aggregators that need not be awaited, all clients being elsewhere
+  bool NothingBelow() const;
+  void LastCall(ClosedBy why, Actions* actions);
+  Answer Fallback(const State& state) const {  // of an attempt that came to nothing
+    return state.parts > 0 ? Answer::kAccepted : Answer::kAwaited;
+  }
   // Whose answers close the round.
   const Tally& Awaiting() const { return asked_.members > 0 ? asked_ : carriers_; }
   void SetAnswer(Entry& member, Answer answer);
@@ -254,6 +360,7 @@ class RoundMachine {
   Admission Reject(const std::string& reason, const std::string& message);
   Admission Answered(Entry& member, Admission refusal);
   std::optional<Admission> CheckSession(const std::string& id, uint64_t epoch, absl::Duration now);
+  std::optional<Admission> CheckPart(const State& state, const std::string& id, uint32_t part);
   std::optional<Admission> CheckWeight(Entry& member, int64_t weight);
   std::optional<Admission> CheckRoom(Entry& member, int64_t weight,
                                      const std::vector<std::string>& clients);
@@ -271,8 +378,10 @@ class RoundMachine {
   absl::Duration soft_at_ = absl::InfiniteDuration();
   absl::node_hash_map<std::string, State> members_;  // its nodes stay where they are
   std::map<uint64_t, Attempt> attempts_;  // by ticket; ordered, for the order of the aborts
-  absl::flat_hash_map<std::string, Entry*>
-      claims_;  // client id -> the member that it is counted under
+  absl::flat_hash_map<std::string, Holder> claims_;              // by client id
+  std::map<std::pair<std::string, std::string>, bool> waiting_;  // (client, claimer): is it late?
+  std::vector<Entry*> aggregators_;
+  uint64_t most_clients_ = 0;  // below the aggregators present, ever in this round
   std::map<std::pair<absl::Duration, uint64_t>, Entry*> graces_;  // by (given_up_at, order)
   std::map<std::pair<double, uint64_t>, Entry*> line_;  // by (key, order): present, not asked yet
   std::map<std::string, uint64_t> rejected_;
@@ -281,7 +390,13 @@ class RoundMachine {
   uint64_t late_ = 0;
   bool had_members_ = false;  // somebody to wait for, or to know that there is nobody
   ClosedBy closed_by_ = ClosedBy::kNotYet;
-  Tally asked_, carriers_;
+  Tally asked_, carriers_, outside_, claimed_;
+  uint32_t part_ = 0;
+  uint64_t first_members_ = 0;  // that needed no claim
+  bool called_ = false;         // about to close, but for second sums
+  bool drain_ = false;          // and for what is in flight
+  absl::Duration called_until_ = absl::InfiniteDuration();
+  ClosedBy due_ = ClosedBy::kNotYet;
   uint64_t asked_clients_ = 0;  // clients among asked_, but for those gone or declined
   uint64_t carried_ = 0;
   // Client counts and weights; what is held includes uploads in flight.

@@ -30,12 +30,14 @@ Admission RoundMachine::Reject(const std::string& reason, const std::string& mes
 
 // A refused offer is an answer, but the member's older attempt, if there is one, goes on.
 Admission RoundMachine::Answered(Entry& member, Admission refusal) {
+  member.second.supplement = false;
   if (member.second.answer == Answer::kAwaited) SetAnswer(member, Answer::kRejected);
   return refusal;
 }
 
 Admission RoundMachine::Offer(const std::string& id, uint64_t epoch, uint64_t round, int64_t weight,
-                              const std::vector<std::string>& clients, absl::Duration now) {
+                              const std::vector<std::string>& clients, absl::Duration now,
+                              uint32_t part) {
   now_ = std::max(now_, now);
   const bool is_open = phase_ == Phase::kOpen && now_ < ClosesAt();
   const auto it = members_.find(id);
@@ -46,16 +48,19 @@ Admission RoundMachine::Offer(const std::string& id, uint64_t epoch, uint64_t ro
                               plan_.round, is_open ? " is open" : " is the latest and has closed",
                               "; wait for the next task"));
   }
-  if (it != members_.end() && it->second.epoch == epoch && IsIn(it->second.answer)) {
+  const bool in = it != members_.end() && it->second.epoch == epoch &&
+                  (it->second.aggregator ? part < it->second.parts : IsIn(it->second.answer));
+  if (in || (it != members_.end() && it->second.elsewhere)) {
     return {.verdict = Verdict::kDuplicate,
             .message = absl::StrCat("the update of \"", id, "\" for round ", round,
                                     " is in already; nothing is to be sent again")};
   }
-  if (!is_open) {
+  if (!is_open || (it != members_.end() && it->second.left_out)) {
     return Stale(absl::StrCat("the update of \"", id, "\" came after round ", round,
                               " had closed; wait for the next task"));
   }
   if (auto refusal = CheckSession(id, epoch, now_)) return *std::move(refusal);
+  if (auto refusal = CheckPart(it->second, id, part)) return *std::move(refusal);
   if (it->second.owes != 0 && !carried) {
     return Reject("round", absl::StrCat("\"", id, "\" has no task of round ", round,
                                         ": it still owes that of round ", it->second.owes));
@@ -88,6 +93,29 @@ std::optional<Admission> RoundMachine::CheckSession(const std::string& id, uint6
   // Without a session only a member that is still awaited counts; its grace may be over unnoticed.
   if (!state.present && (!IsPending(state.answer) || state.given_up_at <= now)) {
     return Reject("session", absl::StrCat("the session of \"", id, "\" ended; join again"));
+  }
+  return std::nullopt;
+}
+
+std::optional<Admission> RoundMachine::CheckPart(const State& state, const std::string& id,
+                                                 uint32_t part) {
+  if (state.fenced) {
+    return Reject("fenced", absl::StrCat("\"", id,
+                                         "\" was away, and clients of it were given to "
+                                         "another aggregator: what it has of round ",
+                                         plan_.round, " does not count"));
+  }
+  if (state.unclaimed) {
+    return Reject("unclaimed", absl::StrCat("\"", id, "\" came while round ", plan_.round,
+                                            " was running, and may be counted elsewhere"));
+  }
+  if (state.aggregator && part > state.parts) {
+    return Reject("part", absl::StrCat("\"", id, "\" offers partial sum ", part + 1, " of round ",
+                                       plan_.round, ", ", state.parts, " are in"));
+  }
+  if (part >= kMostParts) {
+    return Reject("part", absl::StrCat("\"", id, "\" offers partial sum ", part + 1, " of round ",
+                                       plan_.round, "; the most are ", kMostParts));
   }
   return std::nullopt;
 }
@@ -140,9 +168,9 @@ std::optional<Admission> RoundMachine::CheckRoom(Entry& member, int64_t weight,
 std::optional<Admission> RoundMachine::CheckClaim(Entry& member) {
   const std::string& id = member.first;
   const auto claim = claims_.find(id);
-  if (claim == claims_.end() || claim->second == &member) return std::nullopt;
+  if (claim == claims_.end() || claim->second.member == &member) return std::nullopt;
   return Reject("duplicate_clients", absl::StrCat("\"", id, "\" is counted under \"",
-                                                  claim->second->first, "\" already"));
+                                                  claim->second.member->first, "\" already"));
 }
 
 std::optional<Admission> RoundMachine::CheckClients(Entry& member,
@@ -159,10 +187,11 @@ std::optional<Admission> RoundMachine::CheckClients(Entry& member,
                                                       "\" names \"", client, "\" twice"));
     }
     const auto claim = claims_.find(client);
-    if (claim == claims_.end() || claim->second == &member) continue;
-    return Reject("duplicate_clients",
-                  absl::StrCat("\"", client, "\" in the partial sum of \"", member.first,
-                               "\" is counted under \"", claim->second->first, "\" already"));
+    if (claim == claims_.end()) continue;
+    if (claim->second.member == &member && !claim->second.counted) continue;
+    return Reject("duplicate_clients", absl::StrCat("\"", client, "\" in the partial sum of \"",
+                                                    member.first, "\" is counted under \"",
+                                                    claim->second.member->first, "\" already"));
   }
   return std::nullopt;
 }
@@ -175,7 +204,7 @@ Admission RoundMachine::Admit(Entry& member, uint64_t weight, std::vector<std::s
   admission.ticket = (plan_.round << 32) | next_ticket_++;
   held_weight_ += weight;
   held_clients_ += clients.size();
-  for (const std::string& client : clients) claims_[client] = &member;
+  for (const std::string& client : clients) claims_[client].member = &member;
   attempts_[admission.ticket] = {
       .member = &member, .weight = weight, .clients = std::move(clients)};
   member.second.ticket = admission.ticket;
@@ -190,7 +219,10 @@ void RoundMachine::Release(uint64_t ticket) {
   const Attempt& attempt = it->second;
   held_weight_ -= attempt.weight;
   held_clients_ -= attempt.clients.size();
-  for (const std::string& client : attempt.clients) claims_.erase(client);
+  for (const std::string& client : attempt.clients) {
+    const auto claim = claims_.find(client);
+    if (claim != claims_.end() && !claim->second.granted) claims_.erase(claim);
+  }
   attempt.member->second.ticket = 0;
   attempts_.erase(it);
 }
@@ -208,6 +240,16 @@ bool RoundMachine::Commit(uint64_t ticket) {
   Attempt& attempt = it->second;
   attempt.folding = true;
   weight_ += attempt.weight;
+  for (const std::string& client : attempt.clients) {
+    Holder& holder = claims_[client];
+    holder.counted = true;
+    holder.part = part_;
+  }
+  State& state = attempt.member->second;
+  state.ticket = 0;  // the member's next partial sum may come before this one is folded
+  ++state.parts;
+  ++state.parts_at[part_];
+  if (state.parts > 1) state.supplement = false;
   SetAnswer(*attempt.member, Answer::kFolding);
   return true;
 }
@@ -218,12 +260,13 @@ std::vector<Action> RoundMachine::Folded(uint64_t ticket, absl::Duration now) {
   if (it == attempts_.end() || !it->second.folding) return actions;
   Entry& member = *it->second.member;
   accepted_clients_ = AddSaturating(accepted_clients_, it->second.clients.size());
-  member.second.ticket = 0;
   attempts_.erase(it);  // its claims stay
   if (member.second.owes != 0) ++carried_;
   now_ = std::max(now_, now);
-  SetAnswer(member, Answer::kAccepted);
+  if (member.second.parts <= 1) member.second.until = now_;
+  if (member.second.answer == Answer::kFolding) SetAnswer(member, Answer::kAccepted);
   if (phase_ == Phase::kOpen) LearnSoftDeadline();
+  ResolveClaims(&actions);
   if (phase_ == Phase::kClosing) FinishIfDrained(&actions);
   Advance(now, &actions);
   return actions;
@@ -235,8 +278,9 @@ std::vector<Action> RoundMachine::Aborted(uint64_t ticket, absl::Duration now) {
   if (it == attempts_.end() || it->second.folding) return actions;
   Entry& member = *it->second.member;
   Release(ticket);
-  SetAnswer(member, Answer::kAwaited);
-  StartGrace(member);  // where its session has ended; over already, perhaps
+  SetAnswer(member, Fallback(member.second));
+  if (member.second.parts == 0) StartGrace(member);  // where its session has ended; over already?
+  ResolveClaims(&actions);
   Advance(now, &actions);
   return actions;
 }
@@ -249,7 +293,9 @@ std::vector<Action> RoundMachine::Refused(uint64_t ticket, const std::string& re
   Entry& member = *it->second.member;
   Release(ticket);
   CountRejected(reason, 1);
-  SetAnswer(member, Answer::kRejected);
+  member.second.supplement = false;
+  SetAnswer(member, member.second.parts > 0 ? Answer::kAccepted : Answer::kRejected);
+  ResolveClaims(&actions);
   Advance(now, &actions);
   return actions;
 }
@@ -263,13 +309,19 @@ std::vector<Action> RoundMachine::Reported(const std::string& id, uint64_t epoch
   State& state = it->second;
   if (!state.in_cohort || state.epoch != epoch || !IsPending(state.answer)) return actions;
   if (state.ticket != 0) AbortAttempt(state.ticket, &actions);
-  const bool counts = clients > 0 && (state.aggregator || claims_.try_emplace(id, &*it).second);
+  const bool counts =
+      clients > 0 &&
+      (state.aggregator || claims_.try_emplace(id, Holder{.member = &*it, .counted = true}).second);
+  if (counts) state.parts = state.parts_at[0] = 1;
   if (counts) {
     const uint64_t count = state.aggregator ? clients : 1;
     held_clients_ = AddSaturating(held_clients_, count);
     accepted_clients_ = AddSaturating(accepted_clients_, count);
   }
-  SetAnswer(*it, counts ? Answer::kAccepted : Answer::kDeclined);
+  SetAnswer(*it, counts            ? Answer::kAccepted
+                 : state.parts > 0 ? Answer::kAccepted
+                                   : Answer::kDeclined);
+  ResolveClaims(&actions);
   AskNextInLine(&actions);
   Advance(now_, &actions);
   return actions;

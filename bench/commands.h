@@ -14,8 +14,9 @@ struct KernelsOptions {
 int Kernels(const KernelsOptions& options);
 
 struct RoundOptions {
-  std::string scenario = "ingest";  // ingest, overhead, sessions, incast, simulated, async
-  uint32_t clients = 0;             // 0: 200, or the scenario's own number
+  // ingest, overhead, sessions, incast, stragglers, simulated, async, recovery
+  std::string scenario = "ingest";
+  uint32_t clients = 0;  // 0: 200, or the scenario's own number
   std::string model = "resnet50";
   std::string codec = "fp32";
   std::string topology = "flat";  // flat, two-tier

@@ -11,6 +11,7 @@
 #include "bench/commands.h"
 #include "bench/figures.h"
 #include "bench/incast.h"
+#include "bench/recovery.h"
 #include "bench/round_runs.h"
 #include "bench/simulated.h"
 #include "bench/stragglers.h"
@@ -150,6 +151,7 @@ absl::StatusOr<std::vector<Figure>> Run(const RoundOptions& o) {
   if (o.scenario == "sessions") return Sessions(o);
   if (o.scenario == "incast") return Incast(o.out, o.clients, o.inflight_mb);
   if (o.scenario == "stragglers") return StragglersAgainstWaiting(o.out);
+  if (o.scenario == "recovery") return Recovery(o.out);
   if (o.scenario == "simulated") return SimulatedAgainstReal(o.out);
   if (o.scenario == "async") return AsyncAgainstSync(o.out, o.clients);
   return Ingest(o);

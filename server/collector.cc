@@ -59,7 +59,7 @@ void Collector::Open(const std::string& run,
   for (auto& session : waiting) Join(std::move(session));
 }
 
-void Collector::SetLastOutcome(uint64_t round, std::set<std::string> children) {
+void Collector::SetLastOutcome(uint64_t round, std::map<std::string, uint32_t> children) {
   last_round_ = round;
   last_children_ = std::move(children);
 }
@@ -80,6 +80,8 @@ absl::Status Collector::Begin(const v1::RoundSpec& spec, const aggregation::Grid
                               std::shared_ptr<const ModelVersion> model) {
   const bool train = spec.kind() == v1::TRAIN;
   if (train && spec.has_asynchronous()) return BeginBuffer(spec, grid, std::move(model));
+  claims_ = {};
+  if (first_sum_ != nullptr) sum_ = std::move(first_sum_);
   if (train) {
     if (sum_ == nullptr) {
       ASSIGN_OR_RETURN(sum_, aggregation::ExactAccumulator::Create(layout_, grid));
@@ -211,10 +213,24 @@ void Collector::Act(const std::vector<Action>& actions) {
         if (it->second.upload != nullptr && MayCarry(it->second.upload->header())) {
           response.set_status(v1::UploadResponse::RETRY);
           response.set_message("the round has closed; sent again, it may count in the next");
+        } else if (it->second.upload != nullptr && MaySupplement(it->second.upload->header())) {
+          response.set_status(v1::UploadResponse::RETRY);
+          response.set_message("the first sum has closed; sent again, it may count in the second");
         }
         if (it->second.upload != nullptr) it->second.upload->Reply(response);
         if (it->second.partial != nullptr) it->second.partial->Refuse(response.message());
         Suspend(action.ticket);
+        break;
+      }
+      case Action::Kind::kClaims:
+        AnswerClaims(action);
+        break;
+      case Action::Kind::kCollect: {
+        const auto it = children_.find(action.member);
+        if (it == children_.end()) break;
+        auto response = NewResponse();
+        response->mutable_collect()->set_round(spec_.round());
+        it->second.session->Send(std::move(response));
         break;
       }
       case Action::Kind::kClosed:
@@ -229,6 +245,7 @@ void Collector::Rearm() {
   if (timer_ != 0) loop_->CancelTimer(timer_);
   timer_ = 0;
   if (machine_ == nullptr) return;
+  TellClaims();
   const auto next = machine_->NextTimer();
   if (!next.has_value()) return;
   timer_ = loop_->PostAfter(std::max(*next - loop_->Now(), absl::ZeroDuration()), [this] {
@@ -247,13 +264,21 @@ void Collector::Close() {
   CollectedRound round;
   round.result = machine_->Result();
   Measure(&round);
-  if (spec_.kind() == v1::TRAIN) {
+  const bool first = machine_->part() == 0;
+  std::vector<std::string> late;
+  if (spec_.kind() == v1::TRAIN && first) {
     for (auto& [id, child] : children_) child.closed_round = spec_.round();
     round.wait = stragglers_.EndRound(*machine_, loop_->Now() - started_);
     round.wait.offers = offers_seen_;
     round.wait.unused_grants = unused_grants_;
+    if (stragglers_.late() == aggregation::Late::kSupplement) late = machine_->Awaited();
   }
+  const uint64_t number = spec_.round();
   callbacks_.closed(std::move(round));
+  if (machine_ == nullptr || spec_.round() != number || !closed_reported_) return;
+  ClaimLate(late);
+  for (const std::string& id : std::exchange(claims_.grants, {})) Granted(id);
+  Rearm();
 }
 
 void Collector::Measure(CollectedRound* out) const {
@@ -300,12 +325,19 @@ void Collector::CloseNow() {
   if (machine_ != nullptr && !machine_->closed()) Act(machine_->CloseNow(loop_->Now()));
 }
 
-v1::Outcome Collector::OutcomeFor(const std::string& id) const {
+v1::Outcome Collector::OutcomeFor(const std::string& id, uint32_t parts) const {
   v1::Outcome outcome;
   outcome.set_round(machine_->RoundOf(id));
+  const uint32_t in = machine_->PartsOf(id, parts);
+  outcome.set_included(in > 0);
+  if (in > 0) {
+    const auto child = children_.find(id);
+    if (child != children_.end() && child->second.aggregator) outcome.set_parts(in);
+    return outcome;
+  }
   switch (machine_->AnswerOf(id)) {
     case Answer::kAccepted:
-      outcome.set_included(true);
+      outcome.set_reason("the sum with its update did not reach the parent in time");
       break;
     case Answer::kRejected:
       outcome.set_reason("its update was refused");
@@ -319,22 +351,32 @@ v1::Outcome Collector::OutcomeFor(const std::string& id) const {
   return outcome;
 }
 
-void Collector::Finish(bool committed, bool included, const std::string& why_not) {
+void Collector::Finish(bool committed, bool included, const std::string& why_not, uint32_t parts,
+                       bool parent_included) {
   if (buffering_) return FinishBuffer(committed, included, why_not);
   if (machine_ == nullptr) return;
   if (spec_.kind() == v1::TRAIN) {
     const aggregation::RoundResult result = machine_->Result();
     for (auto& [id, child] : children_) {
       const Answer answer = machine_->AnswerOf(id);
-      if (answer == Answer::kGone) continue;  // no part in it
+      const auto claim = claims_.clients.find(id);
+      const bool elsewhere = claim != claims_.clients.end() && claim->second == ClaimState::kTaken;
+      if (answer == Answer::kGone && machine_->PartsOf(id, parts) == 0 && !elsewhere) {
+        continue;  // no part in it
+      }
       // Our sum of this round is in the model that the next rounds are trained from, so the root
       // announces them after all who were here when it was closed.
       if (included && child.closed_round == spec_.round()) child.settled = true;
       child.owes = machine_->OwedRound(id);
       if (child.owes > 0) continue;  // its part is not over
-      v1::Outcome outcome = OutcomeFor(id);
+      v1::Outcome outcome = OutcomeFor(id, parts);
       outcome.set_committed(committed);
-      if (!included && outcome.included()) {
+      outcome.set_sum_included(committed && included && parent_included);
+      if (elsewhere) {
+        outcome.set_included(committed && parent_included);
+        outcome.clear_reason();
+      } else if (!included && outcome.included()) {
+        outcome.clear_parts();
         outcome.set_included(false);
         outcome.set_reason(why_not);
       }
@@ -345,10 +387,19 @@ void Collector::Finish(bool committed, bool included, const std::string& why_not
     if (committed) {
       last_round_ = spec_.round();
       last_children_.clear();
-      if (included) last_children_.insert(result.children.begin(), result.children.end());
+      for (const std::string& id : result.children) {
+        const uint32_t in = included ? machine_->PartsOf(id, parts) : 0;
+        if (in > 0) last_children_[id] = in;
+      }
+      for (const auto& [id, state] : claims_.clients) {
+        if (state == ClaimState::kTaken && parent_included) last_children_[id] = 1;
+      }
     }
   }
   machine_.reset();
+  if (!claims_.clients.empty()) {  // whose claims were not answered
+    for (const auto& upload : std::exchange(held_, {})) UploadStart(upload);
+  }
   // Of an asynchronous run they outlive its evaluations.
   while (async_ == nullptr && !tickets_.empty()) EndTicket(tickets_.begin()->first);
   Rearm();

@@ -82,6 +82,8 @@ class Collector final : public FrontDoorHandler, public TierHandler {
     std::function<void(const char*)> passed = [](const char*) {};  // see Node::Options::on_phase
     // Asynchronous runs: how many clients' updates are in the sum of the spec's round.
     std::function<void(uint64_t)> buffered = nullptr;
+    // Racks: to the parent. Null: there is none, and clients that come within a round just join it.
+    std::function<void(const v1::Claims&)> claim = nullptr;
   };
   Collector(EventLoop* loop, const LimitsConfig& limits, Callbacks callbacks);
   ~Collector() override;
@@ -95,7 +97,7 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   bool opened() const { return layout_ != nullptr; }
   const std::string& run() const { return run_; }
   // What a resumed run knows of its last commit: whose contribution is in it.
-  void SetLastOutcome(uint64_t round, std::set<std::string> children);
+  void SetLastOutcome(uint64_t round, std::map<std::string, uint32_t> children);
 
   // The same of an asynchronous run: what its last versions have counted, and of these what went
   // into the newest.
@@ -125,8 +127,23 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   aggregation::FoldPool* pool() { return &pool_; }
   // Makes room for the next round, after telling the members of a TRAIN round how it ended:
   // committed or not, and whether this node's sum is in it (a member's update is, when it is in the
-  // sum).
-  void Finish(bool committed, bool included, const std::string& why_not);
+  // sum); of a rack, how many of its sums, and whether the parent's is.
+  void Finish(bool committed, bool included, const std::string& why_not,
+              uint32_t parts = aggregation::kMostParts, bool parent_included = true);
+
+  // ---- collector_supplement.cc: clients that came within the round, and second sums for them
+  void ClaimsAnswered(const v1::ClaimsAnswer& answer);
+  void CollectSecond();  // the parent wants the second sum, if there is one
+  void SecondDone();     // it is with the parent, or will never be
+  // Whether the next rounds' clients may be claimed of the parent; from the beginning they may.
+  void AllowClaims(bool allowed) { claims_allowed_ = allowed; }
+  void ClaimAgain();  // to a parent that may know nothing of what was claimed
+  bool closed() const { return machine_ == nullptr || closed_reported_; }
+  uint32_t part() const { return machine_ == nullptr ? 0 : machine_->part(); }
+  // After `closed` of a second sum: the first.
+  aggregation::ExactAccumulator* first_sum() {
+    return first_sum_ != nullptr ? first_sum_.get() : sum_.get();
+  }
 
   void StopAll(v1::Stop::Kind kind, const std::string& reason, uint64_t retry_after_ms);
   size_t session_count() const { return children_.size(); }
@@ -221,7 +238,26 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   bool CheckUpload(const v1::UploadHeader& header, v1::UploadResponse* response);
   std::string CheckPartial(const v1::PartialSumHeader& header) const;  // what is wrong, or ""
   void Reserve(uint64_t ticket, uint64_t bytes, std::function<void()> granted);
-  void Received(Ticket* ticket);  // or not, but it is no longer on its way
+  void Received(Ticket* ticket);                          // or not, but it is no longer on its way
+  void Enter(const std::string& id, const Child& child);  // a round that runs
+  bool MustClaim(const std::string& id, const Child& child) const;
+  void Claim(const std::vector<std::string>& ids, bool late);
+  void ClaimLate(const std::vector<std::string>& ids);
+  void AnswerClaims(const aggregation::Action& action);
+  void SendClaims(const std::string& child, const v1::ClaimsAnswer& answer);
+  void Granted(const std::string& id);
+  void Admit(const std::string& id, bool late);
+  void Taken(const std::string& id);
+  bool Reopen();
+  void TellClaims();
+  bool MayClaim() const { return callbacks_.claim != nullptr && claims_allowed_; }
+  bool AwaitsClaim(const v1::UploadHeader& header) const;
+  // It came too late for the first sum, and may be in the second.
+  bool MaySupplement(const std::string& id, uint64_t round) const;
+  bool MaySupplement(const v1::UploadHeader& header) const {
+    return MaySupplement(header.id(), header.round());
+  }
+  void TakeHeldOf(const std::string& id);
   // An update of a closed round that may count in the next: it waits for that, unread.
   bool MayCarry(const std::string& id, uint64_t epoch, uint64_t round) const;
   bool MayCarry(const v1::UploadHeader& header) const {
@@ -283,7 +319,7 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   bool Holds(uint64_t ticket, const std::shared_ptr<IncomingPartial>& partial) const;
   void EndTicket(uint64_t ticket);  // forgets it, undoes what it folded, frees what it reserved
   void RefuseTicket(uint64_t ticket, const std::string& reason);
-  v1::Outcome OutcomeFor(const std::string& id) const;
+  v1::Outcome OutcomeFor(const std::string& id, uint32_t parts) const;
 
   EventLoop* loop_;
   LimitsConfig limits_;
@@ -305,6 +341,7 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   std::shared_ptr<const ModelVersion> model_;
   std::shared_ptr<const aggregation::SketchedTensors> sketched_;  // of the round
   std::unique_ptr<aggregation::ExactAccumulator> sum_;
+  std::unique_ptr<aggregation::ExactAccumulator> first_sum_;  // while a second is collected
   aggregation::FoldPool pool_;
   std::map<uint64_t, Ticket> tickets_;
   int receiving_ = 0;                   // of them; while there are any, whole updates are gathered
@@ -332,6 +369,21 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   EventLoop::TimerId timer_ = 0;
   bool closed_reported_ = false;
 
+  // What this node has claimed of its parent in this round.
+  enum class ClaimState { kAsked, kGranted, kTaken };
+  struct Claims {
+    std::map<std::string, ClaimState> clients;
+    std::set<std::string> late;                // of these, whom the parent does not wait for
+    std::map<std::string, std::string> below;  // asked for an aggregator below: its id
+    std::vector<std::string> grants;           // come while the round was closing
+    uint64_t granted = 0;                      // that the parent waits for
+    uint64_t done_told = 0;
+    bool open = false;  // a second sum is, or will be, on its way
+    bool open_told = false;
+  };
+  Claims claims_;
+  bool claims_allowed_ = true;
+
   // An asynchronous run: lives as long as the run. Rounds of machine_ are then evaluations only.
   std::unique_ptr<aggregation::AsyncMachine> async_;
   v1::RoundSpec async_spec_;  // of the newest buffer
@@ -342,7 +394,7 @@ class Collector final : public FrontDoorHandler, public TierHandler {
 
   // The last finished TRAIN round, for those who were away.
   uint64_t last_round_ = 0;
-  std::set<std::string> last_children_;
+  std::map<std::string, uint32_t> last_children_;  // and how many of their partial sums
 };
 
 }  // namespace tributary::server

@@ -34,7 +34,8 @@ aggregation::Admission Collector::OfferPartial(const v1::PartialSumHeader& heade
     const std::vector<std::string> contributors(header.contributors().begin(),
                                                 header.contributors().end());
     return machine_->Offer(header.id(), header.epoch(), header.round(),
-                           static_cast<int64_t>(header.weight()), contributors, loop_->Now());
+                           static_cast<int64_t>(header.weight()), contributors, loop_->Now(),
+                           header.part());
   }
   auto admission =
       async_->OfferSum(header.id(), header.epoch(), header.base_version(), header.buffer_attempt(),
@@ -296,7 +297,7 @@ void Collector::FinishBuffer(bool committed, bool included, const std::string& w
     last_children_.clear();
     last_rounds_.clear();
     if (included) {
-      last_children_.insert(result.children.begin(), result.children.end());
+      for (const std::string& id : result.children) last_children_[id] = 1;
       for (const Contribution& c : result.contributions) last_rounds_[c.id] = c.base + 1;
     }
   }

@@ -13,7 +13,8 @@ aggregation::RoundMachine::Member Collector::MemberOf(const std::string& id,
           .epoch = child.epoch,
           .preference = stragglers_.Preference(id),
           .owes = child.owes,
-          .settled = child.settled};
+          .settled = child.settled,
+          .clients = child.aggregator ? child.clients : 0};
 }
 
 aggregation::RoundPlan Collector::PlanOf(const v1::RoundSpec& spec, uint32_t minimum) const {
@@ -33,6 +34,9 @@ aggregation::RoundPlan Collector::PlanOf(const v1::RoundSpec& spec, uint32_t min
   plan.deadline = absl::Milliseconds(spec.deadline_ms());
   plan.max_weight = spec.admit_weight() > 0 ? spec.admit_weight() : grid_.max_weight;
   plan.max_client_weight = spec.max_client_weight();
+  // The tiers below have to be done, and to have forwarded, before this one is.
+  plan.last_call = absl::Milliseconds(spec.stragglers().supplement_wait_ms());
+  if (MayClaim()) plan.last_call = plan.last_call * 0.4;
   if (train) {
     plan.soft_deadline = stragglers_.soft_deadline();
     plan.within = stragglers_.within();

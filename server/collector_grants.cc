@@ -200,7 +200,9 @@ void Collector::SettleOffers() {
     ask.reserved = 0;
     ask.awaits_word = true;
     // Who has missed the round learns so from its outcome.
-    if (MayCarry(id, ask.epoch, ask.round)) parked_[id] = std::move(ask);
+    if (MayCarry(id, ask.epoch, ask.round) || MaySupplement(id, ask.round)) {
+      parked_[id] = std::move(ask);
+    }
   }
 }
 

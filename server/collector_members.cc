@@ -106,7 +106,9 @@ void Collector::Welcome(const std::string& id, Child& child) {
     v1::Outcome* outcome = joined->mutable_last_outcome();
     outcome->set_round(async_client ? counted->second : last_round_);
     outcome->set_committed(true);
-    outcome->set_included(last_children_.count(id) > 0);
+    const auto last = last_children_.find(id);
+    outcome->set_included(last != last_children_.end());
+    if (child.aggregator && outcome->included()) outcome->set_parts(last->second);
   }
   if (child.aggregator) {
     for (const LinkPlace& place : tier_->places()) {
@@ -126,9 +128,7 @@ void Collector::Welcome(const std::string& id, Child& child) {
   if (async_ != nullptr) {
     ActAsync(async_->Joined({id, child.aggregator, child.epoch}, loop_->Now()));
   }
-  if (machine_ != nullptr) {
-    Act(machine_->Joined(MemberOf(id, child), loop_->Now()));
-  }
+  if (machine_ != nullptr) Enter(id, child);
   callbacks_.members_changed();
 }
 
@@ -144,6 +144,9 @@ void Collector::Message(const std::shared_ptr<Session>& session,
     child.clients = message.heartbeat().clients();
     child.examples = message.heartbeat().examples();
     if (changed) callbacks_.members_changed();
+    if (changed && machine_ != nullptr && child.aggregator) {
+      Act(machine_->Census(it->first, child.epoch, child.clients, loop_->Now()));
+    }
     if (buffering_ && child.aggregator && message.heartbeat().round() == async_spec_.round()) {
       ActAsync(async_->Buffered(it->first, child.epoch, async_spec_.base_version(),
                                 message.heartbeat().buffered(), loop_->Now()));
@@ -152,6 +155,19 @@ void Collector::Message(const std::shared_ptr<Session>& session,
     Report(it->first, child, message.report());
   } else if (message.has_offer()) {
     Offered(it->first, child, message.offer());
+  } else if (message.has_claims()) {
+    const v1::Claims& claims = message.claims();
+    if (machine_ == nullptr || !child.aggregator || claims.round() != spec_.round() ||
+        spec_.kind() != v1::TRAIN || async_ != nullptr) {
+      return;
+    }
+    Act(machine_->Claim(it->first, child.epoch,
+                        {.clients = {claims.clients().begin(), claims.clients().end()},
+                         .late = claims.late(),
+                         .done = claims.done(),
+                         .open = claims.open(),
+                         .blank = claims.blank()},
+                        loop_->Now()));
   } else if (message.has_leave()) {
     spdlog::info("\"{}\" leaves: {}", it->first, message.leave().reason());
     session->Finish();

@@ -232,8 +232,9 @@ void ReadStraggler(TomlReader& toml, const Config& config, StragglerConfig* s) {
   ReadIn(toml, "straggler", "quorum", &s->quorum, 1e-9, 1);
   ReadIn(toml, "straggler", "rejoin_grace_s", &s->rejoin_grace_s, 0, 1e6);
   ReadIn(toml, "straggler", "degraded_work", &s->degraded_work, 0.01, 1);
-  ReadOneOf(toml, "straggler", "late", &s->late, {"drop", "carry"});
+  ReadOneOf(toml, "straggler", "late", &s->late, {"drop", "carry", "supplement"});
   ReadIn(toml, "straggler", "max_staleness", &s->max_staleness, 1, 1000);
+  ReadIn(toml, "straggler", "supplement_wait_s", &s->supplement_wait_s, 0, 3600);
   toml.Require(s->late != "carry" || config.aggregation.fractional_weights, "straggler", "late",
                "[straggler] late = \"carry\" weighs late updates in fractions of an example: set "
                "[aggregation] fractional_weights = true");
@@ -290,8 +291,9 @@ void ReadAsync(TomlReader& toml, const Config& config, AsyncConfig* a) {
                  absl::StrCat("[cohort] ", key, " does nothing with [aggregation] mode = \"", mode,
                               "\", where [async] concurrency says how many train: remove it"));
   }
-  for (const char* key : {"deadline", "deadline_floor_s", "deadline_quantile", "deadline_margin",
-                          "participation", "degraded_work", "late", "max_staleness", "quorum"}) {
+  for (const char* key :
+       {"deadline", "deadline_floor_s", "deadline_quantile", "deadline_margin", "participation",
+        "degraded_work", "late", "max_staleness", "quorum", "supplement_wait_s"}) {
     toml.Require(!toml.Has("straggler", key), "straggler", key,
                  absl::StrCat("[straggler] ", key, " does nothing with [aggregation] mode = \"",
                               mode, "\", where nobody is waited for: remove it"));

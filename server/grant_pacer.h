@@ -100,8 +100,8 @@ class GrantPacer {
   bool fewer_next_ = true;
   uint32_t held_ = 0;
   bool fallen_ = false;  // the rate, in the epoch before
-  double base_ = 0;  // bytes a second with `before_`
-  double best_ = 0;  // lately
+  double base_ = 0;      // bytes a second with `before_`
+  double best_ = 0;      // lately
 };
 
 }  // namespace tributary::server

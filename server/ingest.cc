@@ -144,7 +144,7 @@ bool Collector::MayCarry(const std::string& id, uint64_t epoch, uint64_t round) 
   const auto child = children_.find(id);
   if (child == children_.end() || child->second.epoch != epoch) return false;
   if (machine_ != nullptr && spec_.kind() == v1::TRAIN) {
-    return !machine_->open() && machine_->OwedRound(id) == round;
+    return (!machine_->open() || machine_->part() > 0) && machine_->OwedRound(id) == round;
   }
   return child->second.owes != 0 && child->second.owes == round;
 }
@@ -181,7 +181,7 @@ bool Collector::TakeUpload(const std::shared_ptr<Upload>& upload) {
     upload->Reply(response);
     return false;
   }
-  if (MayCarry(header)) {
+  if (MayCarry(header) || AwaitsClaim(header)) {
     Hold(upload);
     return false;
   }
@@ -256,9 +256,9 @@ void Collector::UploadComplete(const std::shared_ptr<Upload>& upload,
       return;
     }
   } else if (!machine_->Commit(ticket)) {
-    const bool carry = MayCarry(upload->header());
-    upload->Reply(Answer(carry ? v1::UploadResponse::RETRY : v1::UploadResponse::STALE, "round",
-                         carry ? "the round has closed; sent again, it may count in the next"
+    const bool again = MayCarry(upload->header()) || MaySupplement(upload->header());
+    upload->Reply(Answer(again ? v1::UploadResponse::RETRY : v1::UploadResponse::STALE, "round",
+                         again ? "the round has closed; sent again, it may count yet"
                                : "the round closed while the update was on its way"));
     EndTicket(ticket);
     return;

@@ -30,7 +30,10 @@ NodeBase::NodeBase(Options options) : options_(std::move(options)) {
                 const bool download = std::string_view(phase) == "download";
                 if (spec.kind() == v1::TRAIN || download) Passed(spec.round(), phase);
               },
-          .buffered = [this](uint64_t clients) { Buffered(clients); }});
+          .buffered = [this](uint64_t clients) { Buffered(clients); },
+          .claim = options_.config.is_root()
+                       ? std::function<void(const v1::Claims&)>()
+                       : [this](const v1::Claims& claims) { Claim(claims); }});
 }
 
 NodeBase::~NodeBase() {

@@ -45,6 +45,11 @@ class Rack final : public NodeBase, public UplinkHandler {
   void OnParentCollect(uint64_t round) override {
     loop_.Post([this, round] { Collect(round); });
   }
+  void OnParentClaims(v1::ClaimsAnswer answer) override {
+    loop_.Post([this, answer = std::move(answer)] {
+      if (!ending()) collector_->ClaimsAnswered(answer);
+    });
+  }
   void OnParentStop(v1::Stop stop) override {
     loop_.Post([this, stop = std::move(stop)] {
       const bool finished = stop.kind() == v1::Stop::FINISHED;
@@ -122,6 +127,7 @@ class Rack final : public NodeBase, public UplinkHandler {
         joined.last_outcome().round() == parent_spec_.round()) {
       Outcome(joined.last_outcome());
     }
+    collector_->ClaimAgain();
   }
 
   bool SameRound(const v1::RoundSpec& spec) const {
@@ -145,13 +151,14 @@ class Rack final : public NodeBase, public UplinkHandler {
         return;
       }
       if (waiting_outcome_) SendUp();
+      collector_->ClaimAgain();
       return;
     }
     pending_ = task.spec();
     if (collector_->running()) {
       spdlog::warn("round {} is given up: the parent has begun round {}", parent_spec_.round(),
                    task.spec().round());
-      if (waiting_outcome_) {
+      if (waiting_outcome_ && collector_->closed()) {
         GiveUp("the parent went on without it");
       } else {
         collector_->CloseNow();  // RoundClosed goes on
@@ -161,9 +168,13 @@ class Rack final : public NodeBase, public UplinkHandler {
     BeginPending();
   }
 
-  // An asynchronous run's parent wants what there is.
+  // The parent wants what there is: of an asynchronous run's buffer, or of a second sum.
   void Collect(uint64_t round) {
     const v1::RoundSpec& mine = parent_spec_;
+    if (!mine.has_asynchronous() && collector_->running() && mine.kind() == v1::TRAIN) {
+      if (mine.round() == round) collector_->CollectSecond();
+      return;
+    }
     if (collector_->running() && mine.round() == round && mine.kind() == v1::TRAIN) {
       if (!waiting_outcome_) collector_->CloseNow();  // RoundClosed goes on
       return;
@@ -183,6 +194,7 @@ class Rack final : public NodeBase, public UplinkHandler {
   void GiveUp(const std::string& why) {
     Recall();
     waiting_outcome_ = false;
+    second_.reset();
     collector_->Finish(false, false, why);
     BeginPending();
   }
@@ -225,6 +237,8 @@ class Rack final : public NodeBase, public UplinkHandler {
 
   void BeginCollecting(const v1::RoundSpec& spec, const aggregation::Grid& grid,
                        const std::shared_ptr<const ModelVersion>& model) {
+    // A claim speaks of the parent's rounds.
+    collector_->AllowClaims(parent_spec_.rack_rounds() <= 1);
     const absl::Status status =
         collector_->Begin(spec, grid, 1, absl::Seconds(c_.straggler.rejoin_grace_s), model);
     if (!status.ok()) {
@@ -298,13 +312,19 @@ class Rack final : public NodeBase, public UplinkHandler {
     uplink_->SendReport(report);
   }
 
+  void Claim(const v1::Claims& claims) override {
+    if (uplink_ != nullptr) uplink_->SendClaims(claims);
+  }
+
   void RoundClosed(CollectedRound round) override {
     const v1::RoundSpec& spec = parent_spec_;
     if (pending_.has_value() || ending()) {
+      if (waiting_outcome_) return GiveUp("the round was given up");
       collector_->Finish(false, false, "the round was given up");
       BeginPending();
       return;
     }
+    if (collector_->part() > 0) return SecondClosed(std::move(round));
     if (spec.kind() == v1::EVALUATE) {
       v1::Report report;
       report.set_round(spec.round());
@@ -326,6 +346,8 @@ class Rack final : public NodeBase, public UplinkHandler {
   void SumClosed(CollectedRound round) {
     const v1::RoundSpec& spec = parent_spec_;
     round_ = std::move(round);
+    first_in_ = first_refused_ = false;
+    second_.reset();
     waiting_outcome_ = true;
     Buffered(0);  // what it had is on its way
     if (round_.result.clients == 0) {
@@ -343,15 +365,43 @@ class Rack final : public NodeBase, public UplinkHandler {
     } else if (own_ == nullptr || own_->last()) {
       SendUp();
     }
-    if (early_outcome_.has_value()) {
-      const v1::Outcome outcome = *std::move(early_outcome_);
-      early_outcome_.reset();
-      Outcome(outcome);
+    TakeEarlyOutcome();
+  }
+
+  void TakeEarlyOutcome() {
+    if (!early_outcome_.has_value()) return;
+    const v1::Outcome outcome = *std::move(early_outcome_);
+    early_outcome_.reset();
+    Outcome(outcome);
+  }
+
+  // The sum of those who came, or were late, while the first was on its way.
+  void SecondClosed(CollectedRound round) {
+    if (round.result.clients == 0 || first_refused_) {
+      collector_->SecondDone();
+    } else {
+      spdlog::info("round {}: {} more clients in a second partial sum", parent_spec_.round(),
+                   round.result.clients);
+      second_ = std::move(round);
+      if (first_in_ || round_.result.clients == 0) SendPart(*second_, collector_->sum(), Sent());
+    }
+    TakeEarlyOutcome();
+  }
+
+  // The parent's name for the second sum: it may be the first that it gets.
+  uint32_t Sent() const { return round_.result.clients > 0 ? 1 : 0; }
+
+  void SendUp() {
+    first_in_ = false;
+    if (round_.result.clients > 0) {
+      SendPart(round_, collector_->first_sum(), 0);
+    } else if (second_.has_value()) {
+      SendPart(*second_, collector_->sum(), 0);
     }
   }
 
-  void SendUp() {
-    if (round_.result.clients == 0) return;
+  void SendPart(const CollectedRound& collected, const aggregation::ExactAccumulator* sum,
+                uint32_t part) {
     const v1::RoundSpec& spec = parent_spec_;
     v1::PartialSumHeader header;
     header.set_run(run_);
@@ -361,25 +411,38 @@ class Rack final : public NodeBase, public UplinkHandler {
     header.set_layout_hash(layout_->hash());
     header.set_base_version(spec.base_version());
     header.set_buffer_attempt(spec.asynchronous().attempt());
-    header.set_weight(round_.result.weight);
-    for (const std::string& id : round_.result.contributors) header.add_contributors(id);
-    *header.mutable_contributions() = ToProto(round_.contributions);
-    *header.mutable_metrics() = round_.metrics;
-    header.set_chunks(collector_->sum()->chunk_count());
-    for (const auto& [reason, count] : round_.result.rejected) {
+    header.set_part(part);
+    header.set_weight(collected.result.weight);
+    for (const std::string& id : collected.result.contributors) header.add_contributors(id);
+    *header.mutable_contributions() = ToProto(collected.contributions);
+    *header.mutable_metrics() = collected.metrics;
+    header.set_chunks(sum->chunk_count());
+    for (const auto& [reason, count] : collected.result.rejected) {
       auto* entry = header.add_rejected();
       entry->set_reason(reason);
       entry->set_count(count);
     }
-    header.set_late(round_.result.late);
-    header.set_ingress_bytes(round_.bytes.below);
-    uplink_->Forward(std::move(header), collector_->sum());
+    header.set_late(collected.result.late);
+    header.set_ingress_bytes(collected.bytes.below);
+    uplink_->Forward(std::move(header), sum);
   }
 
   void Forwarded(uint64_t round, const absl::Status& status, double seconds) {
+    const bool first = round_.result.clients > 0 && !first_in_;
     if (!status.ok()) {
       spdlog::warn("forwarding round {}: {}", round, Text(status));
+      // A second sum does not count without the first.
+      first_refused_ = true;
+      if (waiting_outcome_ && collector_->part() > 0) collector_->SecondDone();
       return;
+    }
+    if (round == parent_spec_.round() && waiting_outcome_) {
+      if (!first && second_.has_value()) {
+        collector_->SecondDone();
+        return;
+      }
+      first_in_ = true;
+      if (second_.has_value()) SendPart(*second_, collector_->sum(), Sent());
     }
     // Half of it new: one slow round does not shorten all that follow.
     forward_time_ = (forward_time_ + 2 * absl::Seconds(seconds)) / 2;
@@ -397,8 +460,17 @@ class Rack final : public NodeBase, public UplinkHandler {
       collector_->CloseNow();
       return;
     }
+    if (!collector_->closed()) {  // a second sum is still open
+      early_outcome_ = outcome;
+      collector_->CloseNow();
+      return;
+    }
     Recall();
     waiting_outcome_ = false;
+    uint32_t parts = outcome.included() ? std::max(outcome.parts(), 1u) : 0;
+    if (parts > 0 && round_.result.clients == 0) ++parts;  // the first was empty, and never sent
+    if (second_.has_value() && parts > 1) Add(*second_);
+    second_.reset();
     RoundReport report;
     report.run = run_;
     report.role = "rack";
@@ -414,9 +486,23 @@ class Rack final : public NodeBase, public UplinkHandler {
     report.model_sha256 = absl::BytesToHexString(model_->sha256);
     report.published_sha256 = report.model_sha256;
     report.metrics = MetricMeans(round_.metrics);
-    collector_->Finish(outcome.committed(), outcome.included(), outcome.reason());
+    collector_->Finish(outcome.committed(), outcome.included(), outcome.reason(), parts,
+                       outcome.sum_included());
     Publish(std::move(report));
     BeginPending();
+  }
+
+  // For the report: what the second sum had.
+  void Add(const CollectedRound& second) {
+    round_.result.clients += second.result.clients;
+    round_.result.weight += second.result.weight;
+    round_.result.contributors.insert(round_.result.contributors.end(),
+                                      second.result.contributors.begin(),
+                                      second.result.contributors.end());
+    std::sort(round_.result.contributors.begin(), round_.result.contributors.end());
+    round_.bytes.from_clients += second.bytes.from_clients;
+    round_.bytes.from_aggregators += second.bytes.from_aggregators;
+    round_.bytes.below += second.bytes.below;
   }
 
   void ShutdownAsked() override {
@@ -438,6 +524,9 @@ class Rack final : public NodeBase, public UplinkHandler {
   bool waiting_outcome_ = false;
   uint64_t lent_to_ = 0;  // the given up forward that still reads the sum; 0: none
   CollectedRound round_;
+  bool first_in_ = false;       // the parent has taken it
+  bool first_refused_ = false;  // or will not
+  std::optional<CollectedRound> second_;
   absl::Duration round_started_;
   absl::Duration forward_time_ = kFirstForwardGuess;
   std::unique_ptr<Uplink> uplink_;

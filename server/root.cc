@@ -175,7 +175,10 @@ class Root final : public NodeBase {
     if (state.has_codec_largest()) largest_ = state.codec_largest();
     round_ = state.round();
     finished_ = state.finished() && state.round() >= c_.run->rounds;
-    collector_->SetLastOutcome(state.version(), {state.children().begin(), state.children().end()});
+    std::map<std::string, uint32_t> children;
+    for (const std::string& id : state.children()) children[id] = 1;
+    for (const auto& [id, parts] : state.parts()) children[id] = parts;
+    collector_->SetLastOutcome(state.version(), std::move(children));
     if (asynchronous()) {
       collector_->SetCounted(state.version(), FromProto(state.counted()),
                              FromProto(state.contributions()), c_.asynchronous.max_staleness);
@@ -405,6 +408,7 @@ class Root final : public NodeBase {
     *state.mutable_spec() = spec;
     state.set_model_sha256(out.model->sha256);
     for (const std::string& id : result.children) state.add_children(id);
+    state.mutable_parts()->insert(result.parts.begin(), result.parts.end());
     for (const std::string& id : result.contributors) state.add_contributors(id);
     for (const auto& [name, value] : optimizer_->State())
       (*state.mutable_optimizer())[name] = value;

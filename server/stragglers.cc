@@ -46,6 +46,7 @@ v1::Stragglers StragglersProto(const StragglerConfig& config, const CohortConfig
   proto.set_participation(config.participation);
   proto.set_degraded_work(config.degraded_work);
   if (cohort.weighting == "inverse_probability") proto.set_most_gain(cohort.most_gain);
+  proto.set_supplement_wait_ms(static_cast<uint64_t>(config.supplement_wait_s * 1000));
   return proto;
 }
 
@@ -61,7 +62,9 @@ void Stragglers::BeginRound(const v1::RoundSpec& spec) {
     options.margin = policy_.margin();
     options.participation = policy_.participation();
     adaptive_ = aggregation::AdaptiveDeadline(options);
-    late_ = policy_.late() == "carry" ? aggregation::Late::kCarry : aggregation::Late::kDrop;
+    late_ = policy_.late() == "carry"        ? aggregation::Late::kCarry
+            : policy_.late() == "supplement" ? aggregation::Late::kSupplement
+                                             : aggregation::Late::kDrop;
     max_staleness_ = policy_.max_staleness();
   }
   deadline_ = std::min(given, adaptive_.Next());

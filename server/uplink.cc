@@ -24,7 +24,8 @@ namespace tributary::server {
 namespace {
 
 constexpr absl::Duration kBackoffMin = absl::Milliseconds(100);
-constexpr absl::Duration kBackoffMax = absl::Seconds(2);
+// Aggregators are few: a parent that comes back is found within 400 ms.
+constexpr absl::Duration kBackoffMax = absl::Milliseconds(250);
 constexpr absl::Duration kConnectTimeout = absl::Seconds(5);
 
 std::string HostOf(const std::string& endpoint) { return endpoint.substr(0, endpoint.rfind(':')); }
@@ -97,6 +98,12 @@ class GrpcUplink final : public Uplink {
     Write(request);
   }
 
+  void SendClaims(const v1::Claims& claims) override {
+    v1::SessionRequest request;
+    *request.mutable_claims() = claims;
+    Write(request);
+  }
+
   void Forward(v1::PartialSumHeader header, const aggregation::ExactAccumulator* sum) override {
     forwarder_.Forward(std::move(header), sum);
   }
@@ -110,12 +117,15 @@ class GrpcUplink final : public Uplink {
     return stopping_;
   }
 
-  // Waits, but not beyond a stop; the wait doubles at each failure in a row.
-  void Backoff(absl::Duration* wait) {
+  // Waits, but not beyond a stop, nor, with its link, beyond a new session's word on where links
+  // go; the wait doubles at each failure in a row.
+  void Backoff(absl::Duration* wait, bool link = false) {
     std::unique_lock lock(mu_);
     const absl::Duration jittered = *wait * (0.5 + jitter_.NextDouble());
-    wake_.wait_for(lock, absl::ToChronoNanoseconds(jittered), [this] { return stopping_; });
-    *wait = std::min(*wait * 2, kBackoffMax);
+    const uint64_t joins = joins_;
+    const bool woken = wake_.wait_for(lock, absl::ToChronoNanoseconds(jittered),
+                                      [&] { return stopping_ || (link && joins_ != joins); });
+    *wait = woken ? kBackoffMin : std::min(*wait * 2, kBackoffMax);
   }
 
   // ---- The session
@@ -208,6 +218,7 @@ class GrpcUplink final : public Uplink {
         heartbeat_every_ = absl::Milliseconds(std::max<uint64_t>(joined.heartbeat_ms(), 100));
         heartbeat_due_ = true;
         run_ = joined.run();
+        ++joins_;
         if (layout.ok()) layout_ = *layout;
         std::vector<LinkPlace> places;
         for (const auto& link : joined.links())
@@ -228,6 +239,8 @@ class GrpcUplink final : public Uplink {
       handler_->OnParentOutcome(std::move(*response->mutable_outcome()));
     } else if (response->has_collect()) {
       handler_->OnParentCollect(response->collect().round());
+    } else if (response->has_claims()) {
+      handler_->OnParentClaims(std::move(*response->mutable_claims()));
     } else if (response->has_refused()) {
       if (response->refused().retry_after_ms() == 0) {
         Done();
@@ -332,7 +345,7 @@ class GrpcUplink final : public Uplink {
       }
       if (stopping()) return;
       spdlog::warn("link to {}: {}; trying again", address, Text(status));
-      Backoff(&wait);
+      Backoff(&wait, true);
     }
   }
 
@@ -369,6 +382,7 @@ class GrpcUplink final : public Uplink {
   uint64_t buffering_round_ = 0;
   uint64_t buffered_ = 0;
   std::string held_, run_;
+  uint64_t joins_ = 0;
   bool heartbeat_due_ = false;
   absl::Duration heartbeat_every_ = absl::Seconds(5);
   grpc::ClientContext* context_ = nullptr;

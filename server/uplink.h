@@ -27,7 +27,8 @@ class UplinkHandler {
   virtual void OnParentOutcome(v1::Outcome outcome) = 0;
   virtual void OnParentStop(v1::Stop stop) = 0;          // not for GOING_AWAY: that is reconnected
   virtual void OnParentRefused(std::string reason) = 0;  // for good
-  virtual void OnParentCollect(uint64_t /*round*/) {}    // asynchronous runs: the sum is wanted
+  virtual void OnParentCollect(uint64_t /*round*/) {}    // the sum is wanted
+  virtual void OnParentClaims(v1::ClaimsAnswer /*answer*/) {}
   virtual void OnModel(std::shared_ptr<const ModelVersion> model) = 0;
   // The parent has all of a partial sum, or refuses it, or the last try failed.
   virtual void OnForwarded(uint64_t round, absl::Status status, double seconds) = 0;
@@ -53,6 +54,7 @@ class Uplink {
   virtual std::string transport() = 0;  // of the link to the parent, or the last one; "" before it
   virtual void SetHeld(const std::string& sha256) = 0;  // the model held, for the next Join
   virtual void SendReport(const v1::Report& report) = 0;
+  virtual void SendClaims(const v1::Claims& claims) = 0;
   // Streams the sum up, once the link is there; an earlier Forward is given up. `sum` must not
   // change until OnForwarded, or as Abandon says. header.packed_bytes is filled in here.
   virtual void Forward(v1::PartialSumHeader header, const aggregation::ExactAccumulator* sum) = 0;

@@ -65,6 +65,9 @@ void Arm::RootAct(const std::vector<Action>& actions) {
       case Action::Kind::kAbort:
         racks_[IndexOf(action.member)]->root_ticket = 0;
         break;
+      case Action::Kind::kClaims:  // nobody claims here
+      case Action::Kind::kCollect:
+        break;
       case Action::Kind::kClosed:
         RootClosed();
         return;

@@ -141,6 +141,7 @@ void Connection::OnStreamMessage(const SessionStream* stream, v1::SessionRespons
       Stopped(stream, message.stop());
       break;
     case v1::SessionResponse::kCollect:  // for racks
+    case v1::SessionResponse::kClaims:
     case v1::SessionResponse::MESSAGE_NOT_SET:
       break;  // of a later release: not for us
   }

@@ -35,8 +35,8 @@ struct Bench {
     AddTransport(*command, code);
     auto* r = command->add_subcommand("round", "whole rounds by real processes, without training");
     r->add_option("--scenario", round.scenario)
-        ->check(CLI::IsMember(
-            {"ingest", "overhead", "sessions", "incast", "stragglers", "simulated", "async"}))
+        ->check(CLI::IsMember({"ingest", "overhead", "sessions", "incast", "stragglers",
+                               "simulated", "async", "recovery"}))
         ->capture_default_str();
     r->add_option("--clients", round.clients, "default: 200; incast 1000, stragglers and async 100")
         ->check(CLI::Range(1, 100000));

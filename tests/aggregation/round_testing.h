@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "aggregation/round.h"
 
 namespace tributary::aggregation {
@@ -51,6 +52,14 @@ inline std::vector<std::string> Text(const std::vector<Action>& actions) {
         break;
       case Action::Kind::kClosed:
         out.push_back("closed");
+        break;
+      case Action::Kind::kClaims:
+        out.push_back(absl::StrCat("claims ", action.member, " granted ",
+                                   absl::StrJoin(action.granted, ","), " taken ",
+                                   absl::StrJoin(action.taken, ",")));
+        break;
+      case Action::Kind::kCollect:
+        out.push_back("collect " + action.member);
         break;
     }
   }

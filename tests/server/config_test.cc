@@ -297,6 +297,18 @@ TEST(ConfigTest, InverseProbabilityNeedsFractionalWeightsAndRounds) {
               AllOf(HasSubstr("29:13"), HasSubstr("inverse_probability")));
 }
 
+TEST(ConfigTest, LateUpdatesMayBeASupplementThatIsWaitedFor) {
+  const std::string good =
+      Replaced(kRoot, "quorum = 1.0", "late = \"supplement\"\nsupplement_wait_s = 2.5");
+  EXPECT_EQ(Findings(good), "");
+  EXPECT_EQ(ParseConfig(good, "c.toml")->straggler.late, "supplement");
+  EXPECT_EQ(ParseConfig(good, "c.toml")->straggler.supplement_wait_s, 2.5);
+  EXPECT_EQ(ParseConfig(kRoot, "c.toml")->straggler.supplement_wait_s, 1);
+  EXPECT_THAT(Findings(Replaced(good, "supplement\"", "supplant\"")),
+              AllOf(HasSubstr("[straggler] late"), HasSubstr("supplement")));
+  EXPECT_THAT(Findings(Replaced(good, "2.5", "-1")), HasSubstr("[straggler] supplement_wait_s"));
+}
+
 TEST(ConfigTest, DctNeedsAveragedTensorsOfItsPlanes) {
   const std::string good = Replaced(Replaced(kRoot, "\"int8\"", "\"topk(0.1) | dct(28x28)\""),
                                     "\"resnet18\"", "\"2nn\"");

@@ -50,9 +50,11 @@ void Scenario::Build() {
                 .maximum = static_cast<uint32_t>(w.Chance(0.2) ? 1 + clients / 2 : 0),
                 .deadline = absl::Seconds(10 + static_cast<int64_t>(w.Below(30))),
                 .rejoin_grace = absl::Seconds(w.OneOf({0, 1, 5})),
+                .last_call = absl::Seconds(w.OneOf({1, 5})),
                 .max_weight = w.Chance(0.3) ? 200 + 20 * clients : uint64_t{1} << 20,
                 .max_client_weight = 100,
-                .late = w.Chance(0.5) ? aggregation::Late::kCarry : aggregation::Late::kDrop,
+                .late = w.OneOf({aggregation::Late::kCarry, aggregation::Late::kSupplement,
+                                 aggregation::Late::kDrop}),
                 .max_staleness = 1 + w.Below(4)};
   if (base_plan_.cohort_count > 0 && w.Chance(0.7)) {
     base_plan_.target = 1 + base_plan_.cohort_count * 3 / 4;
@@ -118,6 +120,7 @@ void Scenario::CrashNode(Node& node) {
   world_.Trace(node.id, "crash");
   node.alive = false;
   DropRound(node);
+  node.heard.clear();
   node.sessions.clear();
   node.at_close.clear();
   node.budget = std::make_unique<server::MemoryBudget>(budget_bytes_);

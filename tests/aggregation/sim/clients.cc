@@ -66,6 +66,8 @@ void Scenario::TakeTask(Edge& edge, Node& node, uint64_t process, uint64_t round
 void Scenario::Upload(Edge& edge, Node& node) {
   if (!edge.joined || edge.node != &node || edge.task == 0 || edge.tries-- <= 0) return;
   const uint64_t round = edge.task;
+  // Who is at two places may be counted at one while it is carried at the other: not for kCarry.
+  if (base_plan_.late != aggregation::Late::kCarry && world_.Chance(0.03)) Hedge(edge, round);
   world_.Trace(edge.id, absl::StrCat("sends ", round, " to ", node.id));
   world_.Send(
       edge, node, [this, &edge, &node, round, process = edge.process, life = edge.task_life] {
@@ -89,6 +91,38 @@ void Scenario::Upload(Edge& edge, Node& node) {
                        Answered(edge, node, round, verdict, again);
                      }});
       });
+}
+
+void Scenario::Hedge(Edge& edge, uint64_t round) {
+  Node& other = SomeLeaf();
+  if (&other == edge.node || !other.alive) return;
+  world_.Seen("hedged");
+  const auto same = [&edge, process = edge.process] {
+    return edge.alive && edge.process == process;
+  };
+  world_.Send(edge, other, [this, &edge, &other, round, same, epoch = edge.epoch] {
+    if (!same() || other.sessions.contains(edge.id)) return;
+    NodeJoined(other, {.id = edge.id, .aggregator = false, .epoch = epoch});
+    const UpdateKey key{edge.id, round};
+    Load load;
+    load.updates[key] = static_cast<uint64_t>(std::max<int64_t>(edge.weight, 0));
+    load.sums = ValueOf(key);
+    world_.At(other, world_.Seconds(2), [this, &edge, &other, round, same, epoch, load] {
+      const auto session = other.sessions.find(edge.id);
+      if (!same() || session == other.sessions.end() || session->second.epoch != epoch) return;
+      Offer(other, {.id = edge.id,
+                    .epoch = epoch,
+                    .round = round,
+                    .weight = edge.weight,
+                    .load = load,
+                    .whole = same,
+                    .reply = [](Verdict, bool) {}});
+    });
+    world_.At(other, world_.Seconds(20), [this, &edge, &other, epoch] {
+      if (edge.node == &other && edge.joined) return;  // it has come to stay
+      NodeLeft(other, edge.id, epoch);
+    });
+  });
 }
 
 void Scenario::Answered(Edge& edge, Node& node, uint64_t round, Verdict verdict, bool again) {

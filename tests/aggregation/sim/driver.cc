@@ -23,7 +23,12 @@ void Scenario::DropRound(Node& node) {
     }
   }
   node.attempts.clear();
-  node.ledger = {};
+  node.ledger = node.first = {};
+  node.claims = {};
+  node.second.reset();
+  node.first_result.reset();
+  node.second_result.reset();
+  node.first_in = false;
   node.held_weight = node.held_clients = 0;
   node.closed = 0;
   node.armed = false;
@@ -55,7 +60,9 @@ void Scenario::NodeJoined(Node& node, const RoundMachine::Member& member) {
   node.sessions[member.id] = member;
   node.at_close.erase(member.id);
   if (node.last_round > 0) {
-    const bool in = node.last_children.contains(member.id);
+    const auto last = node.last_children.find(member.id);
+    const bool in = last != node.last_children.end();
+    const Ending how{true, in, in ? last->second : 0, false};
     if (Edge* edge = Client(member.id); edge != nullptr) {
       world_.Send(node, *edge, [this, edge, round = node.last_round, in] {
         TakeOutcome(*edge, round, true, in);
@@ -65,13 +72,14 @@ void Scenario::NodeJoined(Node& node, const RoundMachine::Member& member) {
       for (auto& child : nodes_) {
         if (child->id != member.id) continue;
         world_.Send(node, *child,
-                    [this, &c = *child, process = node.process, round = node.last_round, in] {
-                      if (c.stream.Outcome(process, round)) TakeNodeOutcome(c, round, true, in);
+                    [this, &c = *child, process = node.process, round = node.last_round, how] {
+                      if (c.stream.Outcome(process, round)) TakeNodeOutcome(c, round, how);
                     });
       }
     }
   }
-  if (node.machine && !node.finished) Act(node, node.machine->Joined(member, world_.now()));
+  if (node.machine && !node.finished) Enter(node, member);
+  TellCensus(node);
 }
 
 void Scenario::NodeLeft(Node& node, const std::string& id, uint64_t epoch) {
@@ -80,6 +88,7 @@ void Scenario::NodeLeft(Node& node, const std::string& id, uint64_t epoch) {
   node.sessions.erase(it);
   node.at_close.erase(id);
   if (node.machine && !node.finished) Act(node, node.machine->Left(id, epoch, world_.now()));
+  TellCensus(node);
 }
 
 void Scenario::SendTask(Node& node, const std::string& member) {
@@ -103,7 +112,8 @@ bool Scenario::MayCarry(const Node& node, const Offered& offer) const {
   const auto session = node.sessions.find(offer.id);
   if (session == node.sessions.end() || session->second.epoch != offer.epoch) return false;
   if (node.machine && !node.finished) {
-    return !node.machine->open() && node.machine->OwedRound(offer.id) == offer.round;
+    return (!node.machine->open() || node.machine->part() > 0) &&
+           node.machine->OwedRound(offer.id) == offer.round;
   }
   return session->second.owes != 0 && session->second.owes == offer.round;
 }
@@ -115,13 +125,18 @@ void Scenario::Offer(Node& node, Offered offer) {
     return;
   }
   if (!node.machine || node.finished) return;
+  if (AwaitsClaim(node, offer)) {
+    world_.Seen("held for a claim");
+    node.claims.held[offer.id] = std::move(offer);
+    return;
+  }
   std::vector<std::string> clients;
   if (Client(offer.id) == nullptr) {
     for (const auto& [key, weight] : offer.load.updates) clients.push_back(key.first);
   }
   const bool was_open = node.machine->open();
-  const Admission admission =
-      node.machine->Offer(offer.id, offer.epoch, offer.round, offer.weight, clients, world_.now());
+  const Admission admission = node.machine->Offer(offer.id, offer.epoch, offer.round, offer.weight,
+                                                  clients, world_.now(), offer.part);
   world_.Trace(node.id, absl::StrCat("offer ", offer.id, " ", static_cast<int>(admission.verdict),
                                      admission.reason));
   world_.Seen(admission.verdict == Verdict::kDuplicate ? "duplicate" : admission.reason);
@@ -199,7 +214,8 @@ void Scenario::Commit(Node& node, uint64_t ticket) {
   Attempt& attempt = node.attempts[ticket];
   attempt.folding = true;
   for (const auto& [key, weight] : attempt.load.updates) {
-    EXPECT_TRUE(node.ledger.updates.emplace(key, weight).second)
+    EXPECT_TRUE(node.ledger.updates.emplace(key, weight).second &&
+                !node.first.updates.contains(key))
         << key.first << " of round " << key.second << " is counted twice";
   }
   const bool client = Client(attempt.member) != nullptr;
@@ -232,12 +248,21 @@ void Scenario::Act(Node& node, const std::vector<Action>& actions) {
         world_.Seen("aborted");
         Forget(node, action.ticket);
         break;
+      case Action::Kind::kClaims:
+        AnswerClaims(node, action);
+        break;
+      case Action::Kind::kCollect:
+        world_.Seen("second sum called for");
+        ToChild(node, *Aggregator(action.member),
+                [this, &c = *Aggregator(action.member)] { CollectSecond(c); });
+        break;
       case Action::Kind::kClosed:
         Closed(node);
         break;
     }
   }
   if (node.round_life != life) return;  // the next round has begun
+  TellClaims(node);
   Rearm(node);
   Check(node);
 }
@@ -261,10 +286,14 @@ void Scenario::Rearm(Node& node) {
 }
 
 void Scenario::Closed(Node& node) {
+  if (node.machine->Result().rejected.contains("fenced")) world_.Seen("fenced");
   ++node.closed;
   CheckClosed(node);
-  node.at_close.clear();
-  for (const auto& [id, member] : node.sessions) node.at_close.insert(id);
+  const bool first = node.machine->part() == 0;
+  if (first) node.at_close.clear();
+  for (const auto& [id, member] : node.sessions) {
+    if (first) node.at_close.insert(id);
+  }
   const aggregation::RoundResult result = node.machine->Result();
   world_.Trace(node.id, absl::StrCat("closed ", result.clients, " ", result.weight));
   std::vector<absl::Duration> times;
@@ -272,34 +301,61 @@ void Scenario::Closed(Node& node) {
     if (member.answer == Answer::kAccepted) times.push_back(member.took);
     if (member.answer == Answer::kAwaited) times.push_back(absl::InfiniteDuration());
   }
-  if (result.closed_by == ClosedBy::kDeadline) node.adaptive.Observe(times);
+  if (first && result.closed_by == ClosedBy::kDeadline) node.adaptive.Observe(times);
   if (node.pending) {
-    Finish(node, false, false);
+    Finish(node, {});
     std::exchange(node.pending, nullptr)();
   } else if (node.early.has_value()) {
-    Finish(node, node.early->first, false);
+    if (first) node.early->included = false;
+    Finish(node, *node.early);
+  } else if (node.parent != nullptr && !first) {
+    SecondClosed(node);
+    for (const std::string& id : std::exchange(node.claims.grants, {})) Granted(node, id);
+    TellClaims(node);
   } else if (node.parent != nullptr) {
+    node.first_result = result;
+    node.first = {};
     world_.At(node, world_.Seconds(0.5),
               [this, &node, life = node.round_life] { Forward(node, life); });
+    if (node.plan.late == aggregation::Late::kSupplement && node.machine->CanReopen(world_.now())) {
+      std::vector<std::string> late;
+      for (const std::string& id : node.machine->Awaited()) {
+        if (Client(id) != nullptr && node.sessions.contains(id) &&
+            !node.claims.clients.contains(id)) {
+          late.push_back(id);
+        }
+      }
+      if (!late.empty()) {
+        node.claims.open = node.claims.open_told = true;
+        Claim(node, late, true);
+      }
+    }
+    for (const std::string& id : std::exchange(node.claims.grants, {})) Granted(node, id);
+    TellClaims(node);
   } else if (result.success) {
     world_.At(node, world_.Seconds(0.3), [this, life = node.round_life] { Apply(life); });
   } else {
     world_.Seen("root failed a round");
     round_ = node.plan.round;
-    Finish(node, false, false);
+    Finish(node, {});
     world_.At(node, world_.Seconds(0.3), [this] { NextRound(); });
   }
 }
 
 // Tells the members how it ended, but for those who may still be counted for it.
-void Scenario::Finish(Node& node, bool committed, bool included) {
+void Scenario::Finish(Node& node, const Ending& how) {
+  const bool committed = how.committed;
+  const bool included = how.included;
   node.finished = true;
   ++node.timer;
   node.armed = false;
   for (auto& [id, member] : node.sessions) {
-    if (node.machine->AnswerOf(id) == Answer::kGone) continue;
+    if (node.machine->AnswerOf(id) == Answer::kGone && node.machine->PartsOf(id, how.parts) == 0 &&
+        !IsTaken(node, id)) {
+      continue;
+    }
     member.owes = node.machine->OwedRound(id);
-    if (member.owes == 0) TellOutcome(node, member, committed, included);
+    if (member.owes == 0) TellOutcome(node, member, how);
   }
   if (included) {
     for (const std::string& id : node.at_close) node.sessions[id].settled = true;
@@ -307,14 +363,20 @@ void Scenario::Finish(Node& node, bool committed, bool included) {
   if (!committed) return;
   node.last_round = node.plan.round;
   node.last_children.clear();
-  if (!included) return;
-  const auto children = node.machine->Result().children;
-  node.last_children.insert(children.begin(), children.end());
+  for (const std::string& id : node.machine->Result().children) {
+    const uint32_t in = included ? node.machine->PartsOf(id, how.parts) : 0;
+    if (in > 0) node.last_children[id] = in;
+  }
+  for (const auto& [id, state] : node.claims.clients) {
+    if (state == ClaimState::kTaken && how.parent_included) node.last_children[id] = 1;
+  }
 }
 
-void Scenario::TellOutcome(Node& node, const RoundMachine::Member& member, bool committed,
-                           bool included) {
-  const bool in = included && node.machine->AnswerOf(member.id) == Answer::kAccepted;
+void Scenario::TellOutcome(Node& node, const RoundMachine::Member& member, const Ending& how) {
+  const bool committed = how.committed;
+  const uint32_t parts = how.included ? node.machine->PartsOf(member.id, how.parts) : 0;
+  const bool in = IsTaken(node, member.id) ? committed && how.parent_included : parts > 0;
+  const Ending below{committed, in, parts, committed && how.included && how.parent_included};
   const uint64_t round = node.machine->RoundOf(member.id);
   if (Edge* edge = Client(member.id); edge != nullptr) {
     world_.Send(node, *edge, [this, &node, edge, epoch = member.epoch, round, committed, in] {
@@ -326,12 +388,11 @@ void Scenario::TellOutcome(Node& node, const RoundMachine::Member& member, bool 
   }
   for (auto& child : nodes_) {
     if (child->id != member.id) continue;
-    world_.Send(
-        node, *child,
-        [this, &c = *child, process = node.process, epoch = member.epoch, round, committed, in] {
-          if (c.epoch != epoch || !c.stream.Outcome(process, round)) return;
-          TakeNodeOutcome(c, round, committed, in);
-        });
+    world_.Send(node, *child,
+                [this, &c = *child, process = node.process, epoch = member.epoch, round, below] {
+                  if (c.epoch != epoch || !c.stream.Outcome(process, round)) return;
+                  TakeNodeOutcome(c, round, below);
+                });
   }
 }
 

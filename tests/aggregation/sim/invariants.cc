@@ -75,8 +75,9 @@ void Scenario::CheckClosed(const Node& node) {
   Sums sums{};
   for (const auto& [key, w] : node.ledger.updates) {
     EXPECT_TRUE(contributors.insert(key.first).second) << key.first << " twice in " << node.id;
+    EXPECT_FALSE(node.first.updates.contains(key)) << key.first << " in both sums of " << node.id;
     EXPECT_LE(key.second, node.plan.round);
-    if (node.plan.late == aggregation::Late::kDrop) {
+    if (node.plan.late != aggregation::Late::kCarry) {
       EXPECT_EQ(key.second, node.plan.round);
     }
     EXPECT_LE(node.plan.round - key.second, node.plan.max_staleness);

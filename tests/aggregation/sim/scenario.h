@@ -30,6 +30,17 @@ struct Load {
   Sums sums{};
 };
 
+// What an aggregator has claimed of its parent, as Collector::Claims.
+enum class ClaimState { kAsked, kGranted, kTaken };
+
+// How a round ended for a node.
+struct Ending {
+  bool committed = false;
+  bool included = false;
+  uint32_t parts = 0;
+  bool parent_included = false;
+};
+
 struct Attempt {
   std::string member;
   Load load;
@@ -56,6 +67,29 @@ struct StreamOrder {
   }
 };
 
+struct Offered {
+  std::string id;
+  uint64_t epoch = 0;
+  uint64_t round = 0;
+  int64_t weight = 0;
+  Load load;
+  std::function<bool()> whole;  // is its sender still there and sending?
+  std::function<void(aggregation::Verdict, bool again)> reply;
+  uint32_t part = 0;
+};
+
+struct Claims {
+  std::map<std::string, ClaimState> clients;
+  std::set<std::string> late;
+  std::map<std::string, std::string> below;
+  std::map<std::string, Offered> held;  // updates that wait for an answer
+  std::vector<std::string> grants;
+  uint64_t granted = 0;
+  uint64_t done_told = 0;
+  bool open = false;
+  bool open_told = false;
+};
+
 // An aggregator. Life of its round and everything below it ends with its process.
 struct Node : Peer {
   Node* parent = nullptr;
@@ -72,14 +106,21 @@ struct Node : Peer {
   absl::Duration deadline_at;
   std::map<uint64_t, Attempt> attempts;  // in flight, by ticket
   Load ledger;                           // committed
-  uint64_t held_weight = 0;              // in flight and committed
+  Load first;                            // of the first sum, where there is a second
+  Claims claims;
+  uint64_t says = 0;  // of its messages on claims, both ways
+  std::map<std::string, std::pair<uint64_t, uint64_t>> heard;  // (process, number), by peer
+  std::optional<Load> second;                                  // closed, to be forwarded
+  std::optional<aggregation::RoundResult> first_result, second_result;
+  bool first_in = false;     // at the parent
+  uint64_t held_weight = 0;  // in flight and committed
   uint64_t held_clients = 0;
   int closed = 0;
-  bool finished = false;                       // its outcome is known
-  std::optional<std::pair<bool, bool>> early;  // the parent's outcome, come before the round closed
-  std::function<void()> pending;               // the next round, while this one still closes
-  uint64_t last_round = 0;                     // the last that was committed, as it knows
-  std::set<std::string> last_children;
+  bool finished = false;          // its outcome is known
+  std::optional<Ending> early;    // the parent's outcome, come before the round closed
+  std::function<void()> pending;  // the next round, while this one still closes
+  uint64_t last_round = 0;        // the last that was committed, as it knows
+  std::map<std::string, uint32_t> last_children;
   std::unique_ptr<server::MemoryBudget> budget;
   aggregation::AdaptiveDeadline adaptive{{}};
 };
@@ -122,6 +163,8 @@ class Scenario {
   void LoseSession(Edge& edge);
   void TakeTask(Edge& edge, Node& node, uint64_t process, uint64_t round, uint64_t base);
   void Upload(Edge& edge, Node& node);
+  // The same update through another aggregator as well.
+  void Hedge(Edge& edge, uint64_t round);
   void Answered(Edge& edge, Node& node, uint64_t round, aggregation::Verdict verdict, bool again);
   void TakeOutcome(Edge& edge, uint64_t round, bool committed, bool included);
 
@@ -131,15 +174,6 @@ class Scenario {
   void NodeJoined(Node& node, const RoundMachine::Member& member);
   void NodeLeft(Node& node, const std::string& id, uint64_t epoch);
   void SendTask(Node& node, const std::string& member);
-  struct Offered {
-    std::string id;
-    uint64_t epoch = 0;
-    uint64_t round = 0;
-    int64_t weight = 0;
-    Load load;
-    std::function<bool()> whole;  // is its sender still there and sending?
-    std::function<void(aggregation::Verdict, bool again)> reply;
-  };
   void Offer(Node& node, Offered offer);
   bool MayCarry(const Node& node, const Offered& offer) const;
   void Received(Node& node, uint64_t ticket, const Offered& offer);
@@ -148,15 +182,41 @@ class Scenario {
   void Act(Node& node, const std::vector<Action>& actions);
   void Rearm(Node& node);
   void Closed(Node& node);
-  void Finish(Node& node, bool committed, bool included);
-  void TellOutcome(Node& node, const RoundMachine::Member& member, bool committed, bool included);
+  void Finish(Node& node, const Ending& how);
+  void TellOutcome(Node& node, const RoundMachine::Member& member, const Ending& how);
+
+  // claims.cc: clients that come within a round, as server/collector_supplement.cc and rack.cc
+  void Enter(Node& node, const RoundMachine::Member& member);
+  void Claim(Node& node, const std::vector<std::string>& ids, bool late);
+  void ClaimAgain(Node& node);
+  void TellClaims(Node& node);
+  void ToParent(Node& node, std::function<void(Node& parent)> run);
+  void ToChild(Node& node, Node& child, std::function<void()> run);
+  void AnswerClaims(Node& node, const Action& action);
+  void Answered(Node& node, const std::vector<std::string>& granted,
+                const std::vector<std::string>& taken);
+  void Granted(Node& node, const std::string& id);
+  void Admit(Node& node, const std::string& id, bool late);
+  void Taken(Node& node, const std::string& id);
+  static bool IsTaken(const Node& node, const std::string& id) {
+    const auto claim = node.claims.clients.find(id);
+    return claim != node.claims.clients.end() && claim->second == ClaimState::kTaken;
+  }
+  bool Reopen(Node& node);
+  void CollectSecond(Node& node);
+  void SecondClosed(Node& node);
+  bool AwaitsClaim(const Node& node, const Offered& offer) const;
+  void TellCensus(Node& node);
+  uint64_t CensusOf(const Node& node) const;
 
   // tiers.cc: children as aggregators, and the root
   void JoinParent(Node& node);
   void Forward(Node& node, uint64_t round_life);
+  void Send(Node& node, uint64_t round_life, uint32_t part, const Load& load,
+            const aggregation::RoundResult& result);
   void TakeNodeTask(Node& node, uint64_t process, RoundPlan plan, uint64_t base,
                     absl::Duration deadline_at);
-  void TakeNodeOutcome(Node& node, uint64_t round, bool committed, bool included);
+  void TakeNodeOutcome(Node& node, uint64_t round, const Ending& how);
   void NextRound();
   void Apply(uint64_t round_life);
   void Saved(uint64_t round_life);
@@ -172,6 +232,12 @@ class Scenario {
   Edge* Client(const std::string& id) const {
     const auto it = clients_.find(id);
     return it == clients_.end() ? nullptr : it->second;
+  }
+  Node* Aggregator(const std::string& id) const {
+    for (const auto& node : nodes_) {
+      if (node->id == id) return node.get();
+    }
+    return nullptr;
   }
   Node& root() { return *nodes_[0]; }
   Node& SomeLeaf() { return *leaves_[world_.Below(leaves_.size())]; }
@@ -191,7 +257,7 @@ class Scenario {
   // What the root has on disk, and what has been committed, ever.
   uint64_t committed_round_ = 0;
   uint64_t version_ = 0;
-  std::set<std::string> saved_children_;
+  std::map<std::string, uint32_t> saved_children_;
   uint64_t round_ = 0;           // the last that ended in this life of the root
   std::set<UpdateKey> counted_;  // in committed models
   bool done_ = false;

@@ -23,8 +23,10 @@ void Scenario::JoinParent(Node& node) {
     return;
   }
   world_.Send(node, parent, [this, &node, &parent, epoch = node.epoch] {
-    if (node.epoch == epoch)
-      NodeJoined(parent, {.id = node.id, .aggregator = true, .epoch = epoch});
+    if (node.epoch != epoch) return;
+    NodeJoined(parent,
+               {.id = node.id, .aggregator = true, .epoch = epoch, .clients = CensusOf(node)});
+    world_.Send(parent, node, [this, &node] { ClaimAgain(node); });
   });
 }
 
@@ -34,9 +36,11 @@ void Scenario::TakeNodeTask(Node& node, uint64_t process, RoundPlan plan, uint64
   const bool running = node.machine && !node.finished;
   if (running && node.plan.round == plan.round && node.base == base) {
     Forward(node, node.round_life);  // asked again: what was collected still counts
+    ClaimAgain(node);
     return;
   }
   auto begin = [this, &node, plan, base, deadline_at]() mutable {
+    plan.last_call = plan.last_call * 0.4;
     plan.deadline = std::max(deadline_at - world_.now() - kForwarding, absl::Seconds(1));
     Begin(node, plan, base);
   };
@@ -46,7 +50,7 @@ void Scenario::TakeNodeTask(Node& node, uint64_t process, RoundPlan plan, uint64
   }
   world_.Seen("round given up for the next");
   if (node.machine->closed()) {
-    Finish(node, false, false);
+    Finish(node, {});
     begin();
     return;
   }
@@ -54,50 +58,86 @@ void Scenario::TakeNodeTask(Node& node, uint64_t process, RoundPlan plan, uint64
   Act(node, node.machine->CloseNow(world_.now()));
 }
 
+// The first sum, and where there is one, the second after it.
 void Scenario::Forward(Node& node, uint64_t round_life) {
-  if (node.round_life != round_life || node.finished || !node.machine->closed()) return;
-  const aggregation::RoundResult result = node.machine->Result();
-  Node& parent = *node.parent;
-  world_.Send(node, parent,
-              [this, &node, &parent, epoch = node.epoch, process = node.process, round_life, result,
-               load = node.ledger] {
-                const auto still = [&node, process, round_life] {
-                  return node.alive && node.process == process && node.round_life == round_life &&
-                         !node.finished;
-                };
-                if (!parent.machine || parent.finished || !still()) return;
-                if (parent.plan.round != node.plan.round || parent.base != node.base) return;
-                if (result.clients == 0) {
-                  Act(parent, parent.machine->Reported(node.id, epoch, 0, world_.now()));
-                  return;
-                }
-                Offer(parent, {.id = node.id,
-                               .epoch = epoch,
-                               .round = node.plan.round,
-                               .weight = static_cast<int64_t>(result.weight),
-                               .load = load,
-                               .whole = [this, &node, &parent,
-                                         still] { return still() && world_.Reaches(node, parent); },
-                               .reply =
-                                   [this, &node, still, round_life](Verdict, bool again) {
-                                     if (!still() || !again) return;
-                                     world_.At(node, world_.Seconds(3), [this, &node, round_life] {
-                                       Forward(node, round_life);
-                                     });
-                                   }});
-              });
+  if (node.round_life != round_life || node.finished || !node.first_result.has_value()) return;
+  const bool reopened = node.machine->part() > 0;
+  node.first_in = false;
+  if (node.first_result->clients > 0 || !node.second.has_value()) {
+    Send(node, round_life, 0, reopened ? node.first : node.ledger, *node.first_result);
+  } else {
+    Send(node, round_life, 0, *node.second, *node.second_result);
+  }
 }
 
-void Scenario::TakeNodeOutcome(Node& node, uint64_t round, bool committed, bool included) {
+void Scenario::Send(Node& node, uint64_t round_life, uint32_t part, const Load& load,
+                    const aggregation::RoundResult& result) {
+  Node& parent = *node.parent;
+  const auto send = [this, &node, &parent, epoch = node.epoch, process = node.process, round_life,
+                     result, load, part] {
+    const auto still = [&node, process, round_life] {
+      return node.alive && node.process == process && node.round_life == round_life &&
+             !node.finished;
+    };
+    if (!parent.machine || parent.finished || !still()) return;
+    if (parent.plan.round != node.plan.round || parent.base != node.base) return;
+    if (result.clients == 0) {
+      Act(parent, parent.machine->Reported(node.id, epoch, 0, world_.now()));
+      return;
+    }
+    const auto reply = [this, &node, still, round_life, part, load, result](Verdict verdict,
+                                                                            bool again) {
+      if (!still()) return;
+      if (verdict == Verdict::kAdmit || verdict == Verdict::kDuplicate) {
+        if (part > 0) world_.Seen("second sum in");
+        const bool first = !node.first_in && node.first_result->clients > 0 && part == 0;
+        node.first_in = true;
+        if (node.second.has_value() && first) {
+          Send(node, round_life, 1, *node.second, *node.second_result);
+        } else if (node.second.has_value()) {
+          node.claims.open = false;
+          TellClaims(node);
+        }
+      } else if (again) {
+        world_.At(node, world_.Seconds(3), [this, &node, round_life, part, load, result] {
+          if (node.round_life == round_life && !node.finished) {
+            Send(node, round_life, part, load, result);
+          }
+        });
+      } else if (node.machine->part() > 0) {
+        node.claims.open = false;
+        TellClaims(node);
+      }
+    };
+    Offer(parent, {.id = node.id,
+                   .epoch = epoch,
+                   .round = node.plan.round,
+                   .weight = static_cast<int64_t>(result.weight),
+                   .load = load,
+                   .whole = [this, &node, &parent,
+                             still] { return still() && world_.Reaches(node, parent); },
+                   .reply = reply,
+                   .part = part});
+  };
+  world_.Send(node, parent, send);
+}
+
+void Scenario::TakeNodeOutcome(Node& node, uint64_t round, const Ending& how) {
   if (!node.machine || node.finished || node.plan.round != round) return;
+  Ending mine = how;
+  mine.parts = how.included ? std::max(how.parts, 1u) : 0;
+  if (mine.parts > 0 && node.first_result.has_value() && node.first_result->clients == 0) {
+    ++mine.parts;  // the first was empty, and never sent
+  }
   if (!node.machine->closed()) {
-    EXPECT_FALSE(included) << "a rack that has not closed its round is told that it is in";
+    EXPECT_FALSE(how.included && node.machine->part() == 0)
+        << "a rack that has not closed its round is told that it is in";
     if (node.early.has_value()) return;
-    node.early = {committed, false};
+    node.early = mine;
     Act(node, node.machine->CloseNow(world_.now()));
     return;
   }
-  Finish(node, committed, included);
+  Finish(node, mine);
 }
 
 // ---- The root
@@ -123,14 +163,16 @@ void Scenario::Apply(uint64_t round_life) {
   if (world_.Chance(disk_full_)) {
     world_.Seen("disk full");
     round_ = root().plan.round;
-    Finish(root(), false, false);
+    Finish(root(), {});
     world_.At(root(), world_.Seconds(0.3), [this] { NextRound(); });
     return;
   }
   CheckCommit(root());
   round_ = committed_round_ = version_ = root().plan.round;
-  const auto children = root().machine->Result().children;
-  saved_children_ = {children.begin(), children.end()};
+  const aggregation::RoundResult result = root().machine->Result();
+  saved_children_.clear();
+  for (const std::string& id : result.children) saved_children_[id] = 1;
+  for (const auto& [id, parts] : result.parts) saved_children_[id] = parts;
   world_.Trace("root", absl::StrCat("committed ", version_));
   world_.Seen("committed");
   // A crash in between: committed, and nobody told.
@@ -139,7 +181,7 @@ void Scenario::Apply(uint64_t round_life) {
 
 void Scenario::Saved(uint64_t round_life) {
   if (root().round_life != round_life) return;
-  Finish(root(), true, true);
+  Finish(root(), {true, true, aggregation::kMostParts, true});
   NextRound();
 }
 
