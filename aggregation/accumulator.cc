@@ -174,7 +174,7 @@ void ExactAccumulator::AddToTile(std::span<const EncodedUpdate* const> updates, 
   thread_local std::vector<compression::FoldPart> parts;
   const compression::Codec* codec = nullptr;
   const auto flush = [&] {
-    if (!parts.empty()) codec->FoldMany(parts, tile.count, grid_.fraction_bits, sums);
+    if (codec != nullptr) codec->FoldMany(parts, tile.count, grid_.fraction_bits, sums);
     parts.clear();
   };
   for (const EncodedUpdate* update : updates) {
@@ -184,8 +184,8 @@ void ExactAccumulator::AddToTile(std::span<const EncodedUpdate* const> updates, 
       FoldSegment(segment, tile, grid_, weight, sums);
       continue;
     }
-    if (!parts.empty() && (codec->capabilities().id != segment.codec->capabilities().id ||
-                           codec->parameter() != segment.codec->parameter())) {
+    if (codec != nullptr && (codec->capabilities().id != segment.codec->capabilities().id ||
+                             codec->parameter() != segment.codec->parameter())) {
       flush();
     }
     codec = segment.codec.get();

@@ -5,11 +5,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -31,6 +33,8 @@ void Check(bool holds, const char* promise) {
 }  // namespace
 
 struct FoldPool::State {
+  using Clock = std::chrono::steady_clock;
+
   // One contribution, shared by the workers that fold its ranges.
   struct Item {
     std::shared_ptr<const EncodedUpdate> update;   // one of the two, or, for a fence,
@@ -42,33 +46,46 @@ struct FoldPool::State {
   using Work = std::shared_ptr<Item>;
 
   struct Worker {
-    std::mutex mutex;  // of queue and stop
+    std::mutex mutex;  // of queue, stop and flush_at
     std::condition_variable wake;
     std::deque<Work> queue;
     bool stop = false;
+    // The first worker's: when what is gathered has waited long enough.
+    std::optional<Clock::time_point> flush_at;
     ElementRange range;  // written by Target, while nothing is in flight
     std::thread thread;
   };
 
   explicit State(const Options& options)
-      : updates_per_pass(std::max(options.updates_per_pass, 1)),
+      : updates_per_pass(static_cast<size_t>(std::max(options.updates_per_pass, 1))),
+        gather_bytes(options.gather_bytes),
+        gather_time(std::chrono::duration_cast<Clock::duration>(
+            std::chrono::duration<double>(options.gather_seconds))),
         workers(std::clamp(options.workers, 1, 256)) {}
 
   void HandIn(const Work& item);
+  void Gather(const Work& item);
+  void Flush();
+  void Deal(const Work& item);
   bool Concerns(const Item& item, ElementRange range) const;
   void Run(Worker* worker);
+  void AwaitWork(Worker* worker, std::unique_lock<std::mutex>* lock);
   void Process(const std::vector<Work>& batch, ElementRange range);
   void FinishRange(const Work& item);
 
-  const int updates_per_pass;
+  const size_t updates_per_pass;
+  const uint64_t gather_bytes;
+  const Clock::duration gather_time;
   std::vector<Worker> workers;
 
-  std::mutex target_mutex;  // of the next five; before a worker's mutex
+  std::mutex target_mutex;  // of the next seven; before a worker's mutex
   std::condition_variable idle;
   ExactAccumulator* accumulator = nullptr;
-  size_t active_workers = 0;  // those with a range: the first ones
-  uint64_t unfolded = 0;      // handed in, not folded by all
-  uint64_t uncalled = 0;      // handed in, their callback not returned from
+  size_t active_workers = 0;   // those with a range: the first ones
+  uint64_t unfolded = 0;       // handed in, not folded by all
+  uint64_t uncalled = 0;       // handed in, their callback not returned from
+  std::vector<Work> gathered;  // updates that no worker has been given yet
+  uint64_t gathered_bytes = 0;
 
   std::atomic<int64_t> busy_nanoseconds{0};
 };
@@ -124,6 +141,11 @@ void FoldPool::Subtract(std::shared_ptr<const PackedPartial> partial, std::funct
   state_->HandIn(item);
 }
 
+void FoldPool::Flush() {
+  const std::lock_guard lock(state_->target_mutex);
+  state_->Flush();
+}
+
 void FoldPool::Fence(std::function<void()> done) {
   auto item = std::make_shared<State::Item>();
   item->done = std::move(done);
@@ -132,6 +154,7 @@ void FoldPool::Fence(std::function<void()> done) {
 
 void FoldPool::Wait() {
   std::unique_lock lock(state_->target_mutex);
+  state_->Flush();
   state_->idle.wait(lock, [this] { return state_->uncalled == 0; });
 }
 
@@ -144,6 +167,39 @@ void FoldPool::State::HandIn(const Work& item) {
   Check(accumulator != nullptr, "work was handed in before Target");
   ++unfolded;
   ++uncalled;
+  if (gather_time > Clock::duration::zero() && item->update != nullptr) {
+    Gather(item);
+    return;
+  }
+  // A fence comes after all that was handed in before it.
+  Flush();
+  Deal(item);
+}
+
+// The next three with target_mutex held.
+void FoldPool::State::Gather(const Work& item) {
+  gathered.push_back(item);
+  gathered_bytes += item->update->encoded_bytes();
+  if (gathered.size() >= updates_per_pass || gathered_bytes >= gather_bytes) {
+    Flush();
+    return;
+  }
+  if (gathered.size() > 1) return;
+  Worker& first = workers.front();
+  {
+    const std::lock_guard queue_lock(first.mutex);
+    first.flush_at = Clock::now() + gather_time;
+  }
+  first.wake.notify_one();
+}
+
+void FoldPool::State::Flush() {
+  for (const Work& item : gathered) Deal(item);
+  gathered.clear();
+  gathered_bytes = 0;
+}
+
+void FoldPool::State::Deal(const Work& item) {
   std::vector<Worker*> takers;
   for (size_t i = 0; i < active_workers; ++i) {
     if (Concerns(*item, workers[i].range)) takers.push_back(&workers[i]);
@@ -166,14 +222,34 @@ bool FoldPool::State::Concerns(const Item& item, ElementRange range) const {
   return begin < range.end && begin + item.partial->chunks.size() * kChunkElements > range.begin;
 }
 
+// Until there is work, or an end of it; the first worker looks after what is gathered meanwhile. A
+// flush_at of what was flushed before is an early look at what came after it, and harmless.
+void FoldPool::State::AwaitWork(Worker* worker, std::unique_lock<std::mutex>* lock) {
+  while (!worker->stop && worker->queue.empty()) {
+    if (!worker->flush_at.has_value()) {
+      worker->wake.wait(*lock);
+    } else if (Clock::now() < *worker->flush_at) {
+      worker->wake.wait_until(*lock, *worker->flush_at);
+    } else {
+      worker->flush_at.reset();
+      lock->unlock();  // the target's mutex comes before a worker's
+      {
+        const std::lock_guard target_lock(target_mutex);
+        Flush();
+      }
+      lock->lock();
+    }
+  }
+}
+
 void FoldPool::State::Run(Worker* worker) {
   std::vector<Work> batch;
   while (true) {
     {
       std::unique_lock lock(worker->mutex);
-      worker->wake.wait(lock, [&] { return worker->stop || !worker->queue.empty(); });
+      AwaitWork(worker, &lock);
       if (worker->queue.empty()) return;
-      while (!worker->queue.empty() && batch.size() < static_cast<size_t>(updates_per_pass)) {
+      while (!worker->queue.empty() && batch.size() < updates_per_pass) {
         batch.push_back(std::move(worker->queue.front()));
         worker->queue.pop_front();
       }

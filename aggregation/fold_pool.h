@@ -28,6 +28,11 @@ class FoldPool {
   struct Options {
     int workers = 1;            // 1..256
     int updates_per_pass = 16;  // at most this many share a pass over a tile
+    // Updates are gathered, so that they share a pass, until `updates_per_pass` wait, or so many
+    // encoded bytes, or the first has waited so long, or Flush: a pass costs most in the sums,
+    // which it has to load and store. 0: they are folded as they come.
+    double gather_seconds = 0;
+    uint64_t gather_bytes = UINT64_MAX;
   };
   explicit FoldPool(const Options& options);
   ~FoldPool();  // finishes what was handed in
@@ -35,6 +40,7 @@ class FoldPool {
   // Work goes to this accumulator from now on. Only while nothing is in flight (CHECKed).
   void Target(ExactAccumulator* accumulator);
   void Fold(std::shared_ptr<const EncodedUpdate> update, std::function<void()> done);
+  void Flush();  // what is gathered is folded now
   void Merge(std::shared_ptr<const PackedPartial> partial, std::function<void()> done);
   // Undoes a Merge, in whatever order the two come to the workers. Its chunks are such as
   // ExactAccumulator::CanSubtractChunk says (CHECKed).

@@ -24,6 +24,9 @@ std::shared_ptr<v1::SessionResponse> NewResponse() {
   return std::make_shared<v1::SessionResponse>();
 }
 
+// The longest that a whole update waits for others to share its pass over the sums.
+constexpr double kGatherSeconds = 0.1;
+
 }  // namespace
 
 int FoldWorkers(const LimitsConfig& limits) {
@@ -36,7 +39,11 @@ Collector::Collector(EventLoop* loop, const LimitsConfig& limits, Callbacks call
       limits_(limits),
       callbacks_(std::move(callbacks)),
       budget_(limits.inflight_bytes),
-      pool_({.workers = FoldWorkers(limits), .updates_per_pass = 16}) {
+      // Half the budget is folded while the other half comes in.
+      pool_({.workers = FoldWorkers(limits),
+             .updates_per_pass = 16,
+             .gather_seconds = kGatherSeconds,
+             .gather_bytes = limits.inflight_bytes / 4}) {
   loop_->PostAfter(kSweepEvery, [this] { Sweep(); });
 }
 

@@ -169,7 +169,8 @@ class Collector final : public FrontDoorHandler, public TierHandler {
     google::protobuf::RepeatedPtrField<v1::MetricSum> metrics;  // once folding
     // Whole, but no buffer is open: it is folded into the next.
     std::shared_ptr<const aggregation::EncodedUpdate> waits;
-    bool whole = false;  // it, or what is folded
+    bool whole = false;      // it, or what is folded
+    bool receiving = false;  // an upload, admitted and not yet whole
   };
 
   // Chunks of a partial sum that broke off. In the sum, and in memory, until its child goes on with
@@ -202,6 +203,7 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   bool CheckUpload(const v1::UploadHeader& header, v1::UploadResponse* response);
   std::string CheckPartial(const v1::PartialSumHeader& header) const;  // what is wrong, or ""
   void Reserve(uint64_t ticket, uint64_t bytes, std::function<void()> granted);
+  void Received(Ticket* ticket);  // or not, but it is no longer on its way
   // An update of a closed round that may count in the next: it waits for that, unread.
   bool MayCarry(const v1::UploadHeader& header) const;
   void Hold(const std::shared_ptr<Upload>& upload);
@@ -270,6 +272,7 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   std::unique_ptr<aggregation::ExactAccumulator> sum_;
   aggregation::FoldPool pool_;
   std::map<uint64_t, Ticket> tickets_;
+  int receiving_ = 0;                   // of them; while there are any, whole updates are gathered
   std::map<std::string, Half> halves_;  // by child
   int undoing_ = 0;                     // the round is not closed before that is through
   google::protobuf::RepeatedPtrField<v1::MetricSum> metrics_;

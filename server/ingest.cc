@@ -63,9 +63,16 @@ bool Collector::Holds(uint64_t ticket, const std::shared_ptr<Upload>& upload) co
   return it != tickets_.end() && it->second.upload == upload;
 }
 
+// Where nothing is on its way, nothing that is whole waits for more to share its pass.
+void Collector::Received(Ticket* ticket) {
+  if (!std::exchange(ticket->receiving, false)) return;
+  if (--receiving_ == 0) pool_.Flush();
+}
+
 void Collector::EndTicket(uint64_t ticket) {
   const auto it = tickets_.find(ticket);
   if (it == tickets_.end()) return;
+  Received(&it->second);
   const uint64_t reserved = it->second.reserved;
   const std::shared_ptr<PartialFold> fold = std::move(it->second.fold);
   tickets_.erase(it);
@@ -214,6 +221,8 @@ void Collector::UploadStart(const std::shared_ptr<Upload>& upload) {
   const auto weight = static_cast<int64_t>(admission.weight);
   Reserve(admission.ticket, header.encoded_bytes(), [this, upload, weight] {
     const v1::UploadHeader& h = upload->header();
+    tickets_[upload->ticket].receiving = true;
+    ++receiving_;
     auto assembler = std::make_unique<aggregation::UpdateAssembler>(layout_, grid_, h.id(), weight,
                                                                     h.encoded_bytes());
     assembler->Expect(sketched_);
@@ -236,7 +245,10 @@ void Collector::UploadComplete(const std::shared_ptr<Upload>& upload,
     return;
   }
   if (async_ != nullptr) {
-    if (!TakeIntoBuffer(ticket, &update)) return;
+    if (!TakeIntoBuffer(ticket, &update)) {
+      if (const auto it = tickets_.find(ticket); it != tickets_.end()) Received(&it->second);
+      return;
+    }
   } else if (!machine_->Commit(ticket)) {
     const bool carry = MayCarry(upload->header());
     upload->Reply(Answer(carry ? v1::UploadResponse::RETRY : v1::UploadResponse::STALE, "round",
@@ -252,6 +264,7 @@ void Collector::UploadComplete(const std::shared_ptr<Upload>& upload,
   bytes_.below += update->encoded_bytes();
   pool_.Fold(std::move(update),
              [this, ticket] { loop_->Post([this, ticket] { Folded(ticket); }); });
+  Received(&tickets_[ticket]);
   callbacks_.passed("upload");
 }
 

@@ -178,6 +178,71 @@ TEST(FoldPoolTest, SubtractUndoesMergeAmongOtherWorkInWhateverOrder) {
   EXPECT_EQ(testing::DigestOf(*sum), testing::DigestOf(*expected));
 }
 
+// Updates in a pool that gathers for longer than any test runs, unless told.
+struct Gathering {
+  explicit Gathering(FoldPool::Options options) : pool(options) { pool.Target(sum.get()); }
+  void Fold(int i) {
+    pool.Fold(fixture.Update(i), [this] {
+      if (++calls == 3) three.set_value();
+    });
+  }
+
+  Fixture fixture{3};
+  std::unique_ptr<ExactAccumulator> sum = testing::MakeAccumulator(fixture.layout, Grid());
+  std::atomic<int> calls = 0;
+  std::promise<void> three;
+  FoldPool pool;  // last: what it calls back outlives it
+};
+constexpr double kForever = 1e6;
+
+TEST(FoldPoolTest, GathersUntilAPassIsFull) {
+  Gathering g({.workers = 2, .updates_per_pass = 3, .gather_seconds = kForever});
+  g.Fold(0);
+  g.Fold(1);
+  EXPECT_EQ(g.calls, 0);
+  g.Fold(2);
+  g.three.get_future().wait();
+  g.pool.Wait();
+  EXPECT_EQ(testing::DigestOf(*g.sum), g.fixture.Expected());
+}
+
+TEST(FoldPoolTest, GathersSoManyBytesAtMost) {
+  const uint64_t bytes = Fixture(1).Update(0)->encoded_bytes();
+  Gathering g({.workers = 2, .gather_seconds = kForever, .gather_bytes = 3 * bytes});
+  g.Fold(0);
+  g.Fold(1);
+  EXPECT_EQ(g.calls, 0);
+  g.Fold(2);
+  g.three.get_future().wait();
+  g.pool.Wait();
+  EXPECT_EQ(testing::DigestOf(*g.sum), g.fixture.Expected());
+}
+
+TEST(FoldPoolTest, GathersNoLongerThanItMay) {
+  Gathering g({.workers = 2, .gather_seconds = 0.001});
+  for (int i = 0; i < 3; ++i) g.Fold(i);
+  g.three.get_future().wait();
+  g.pool.Wait();
+  EXPECT_EQ(testing::DigestOf(*g.sum), g.fixture.Expected());
+}
+
+TEST(FoldPoolTest, WhatIsGatheredIsFoldedWhenFlushedFencedOrWaitedFor) {
+  Gathering g({.workers = 2, .gather_seconds = kForever});
+  g.Fold(0);
+  std::promise<int> at_fence;
+  g.pool.Fence([&] { at_fence.set_value(g.calls); });
+  EXPECT_EQ(at_fence.get_future().get(), 1);
+  g.Fold(1);
+  g.pool.Wait();
+  EXPECT_EQ(g.calls, 2);
+  g.Fold(2);
+  EXPECT_EQ(g.calls, 2);
+  g.pool.Flush();
+  g.three.get_future().wait();
+  g.pool.Wait();
+  EXPECT_EQ(testing::DigestOf(*g.sum), g.fixture.Expected());
+}
+
 TEST(FoldPoolTest, FinishesWhatWasHandedInBeforeItEnds) {
   const Fixture fixture(5);
   auto sum = testing::MakeAccumulator(fixture.layout, Grid());

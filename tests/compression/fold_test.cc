@@ -123,19 +123,22 @@ TEST(Fold, OfManyUpdatesAtOnceEqualsOneAfterTheOther) {
     }
     std::vector<PiecedBytes> whole;
     for (const auto& payload : payloads) whole.emplace_back(ByteSpan(payload));
-    const CutBytes cut(payloads[5], 3, 777);
-    whole[5] = cut.bytes();
-    std::vector<int64_t> one = Start(kElements), many = one;
-    for (uint64_t begin = 0; begin < kElements; begin += kTileElements) {
-      const uint64_t count = std::min(kTileElements, kElements - begin);
-      std::vector<FoldPart> parts;
-      for (size_t u = 0; u < 16; ++u) {
-        parts.push_back({&whole[u], begin, weights[u % 4]});
-        codec->Fold(whole[u], begin, count, {30, weights[u % 4]}, one.data() + begin);
+    const CutBytes cut(payloads[14], 3, 777);
+    whole[14] = cut.bytes();
+    // Some are folded several abreast: as many as there are, and fewer.
+    for (const size_t together : {1, 2, 3, 6, 16}) {
+      std::vector<int64_t> one = Start(kElements), many = one;
+      for (uint64_t begin = 0; begin < kElements; begin += kTileElements) {
+        const uint64_t count = std::min(kTileElements, kElements - begin);
+        std::vector<FoldPart> parts;
+        for (size_t u = 16 - together; u < 16; ++u) {
+          parts.push_back({&whole[u], begin, weights[u % 4]});
+          codec->Fold(whole[u], begin, count, {30, weights[u % 4]}, one.data() + begin);
+        }
+        codec->FoldMany(parts, count, 30, many.data() + begin);
       }
-      codec->FoldMany(parts, count, 30, many.data() + begin);
+      EXPECT_EQ(many, one) << c.spec << ", " << together;
     }
-    EXPECT_EQ(many, one) << c.spec;
   }
 }
 
