@@ -1,6 +1,7 @@
 // The codec that an element format makes: checks, walking the pieces, error messages.
 #include "compression/internal/element_codec.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <utility>
@@ -89,7 +90,12 @@ FoldArgs ElementCodec::Args(const GridFold& grid) const {
 
 void ElementCodec::Fold(const PiecedBytes& payload, uint64_t begin, uint64_t count,
                         const GridFold& grid, int64_t* acc) const {
-  FoldRuns(payload, begin, count, Args(grid), acc);
+  const FoldArgs args = Args(grid);
+  ForEachRun(payload, begin * format_.width, format_.width, count,
+             [&](const uint8_t* p, uint64_t units, uint64_t done) {
+               format_.fold(&p, 1, units, &args, acc + done);
+               return true;
+             });
 }
 
 void ElementCodec::FoldMany(std::span<const FoldPart> parts, uint64_t count, int fraction_bits,
@@ -108,15 +114,6 @@ void ElementCodec::FoldMany(std::span<const FoldPart> parts, uint64_t count, int
       [&](const FoldPart& part) {
         Fold(*part.payload, part.begin, count, {fraction_bits, part.weight}, acc);
       });
-}
-
-void ElementCodec::FoldRuns(const PiecedBytes& payload, uint64_t begin, uint64_t count,
-                            const FoldArgs& args, int64_t* acc) const {
-  ForEachRun(payload, begin * format_.width, format_.width, count,
-             [&](const uint8_t* p, uint64_t units, uint64_t done) {
-               format_.fold(p, units, args, acc + done);
-               return true;
-             });
 }
 
 void ElementCodec::Decode(const PiecedBytes& payload, std::span<float> out) const {

@@ -25,7 +25,8 @@ struct ElementFormat {
   uint32_t (*bits)(const uint8_t* element);  // magnitude bits
   // Kernels, over n elements. MaxMagnitude is of the encoded elements.
   uint32_t (*max_magnitude)(const uint8_t* p, size_t n);
-  void (*fold)(const uint8_t* p, size_t n, const FoldArgs& args, int64_t* acc);
+  // Of at most kAbreast updates, all onto the same n sums.
+  void (*fold)(const uint8_t* const* p, size_t parts, size_t n, const FoldArgs* args, int64_t* acc);
   // Of `count` updates' runs at once, whose weights are in the runs; args has the grid's own part.
   void (*fold_many)(const ManyRun* runs, size_t count, size_t n, const FoldArgs& args,
                     int64_t* acc);
@@ -52,8 +53,6 @@ class ElementCodec final : public Codec {
 
  private:
   FoldArgs Args(const GridFold& grid) const;
-  void FoldRuns(const PiecedBytes& payload, uint64_t begin, uint64_t count, const FoldArgs& args,
-                int64_t* acc) const;
 
   ElementFormat format_;
 };

@@ -83,20 +83,23 @@ HWY_INLINE void QuantizeZeros(const float* x, size_t n, int8_t* q, float* residu
   for (size_t i = 0; i < n; ++i) residual[i] = x[i] - 0.0f;
 }
 
+#if HWY_TARGET != HWY_SCALAR
+HWY_INLINE hn::Vec<Doubles> PromoteInt8(const uint8_t* p) {
+  const hn::Rebind<int32_t, Doubles> d32;
+  return hn::PromoteTo(Doubles(), hn::PromoteTo(d32, LoadBytes(hn::Rebind<int8_t, Doubles>(), p)));
+}
+#endif
+
 // args.scale is the block's scale * 2^f, exact; so is its product with q8, which has 32 bits.
 template <bool kNarrow>
 HWY_INLINE void FoldBlock(const uint8_t* p, size_t n, const FoldArgs& args, int64_t* acc) {
   size_t i = 0;
 #if HWY_TARGET != HWY_SCALAR
-  const Doubles dd;
-  const hn::Rebind<int32_t, Doubles> d32;
-  const hn::Rebind<int8_t, Doubles> d8;
-  for (const size_t lanes = hn::Lanes(dd); i + lanes <= n; i += lanes) {
-    const auto v = hn::PromoteTo(dd, hn::PromoteTo(d32, LoadBytes(d8, p + i)));
+  for (const size_t lanes = hn::Lanes(Doubles()); i + lanes <= n; i += lanes) {
     if constexpr (kNarrow) {
-      FoldNarrow(v, args, acc + i);
+      FoldNarrow(PromoteInt8(p + i), args, acc + i);
     } else {
-      FoldWide(v, args, acc + i);
+      FoldWide(PromoteInt8(p + i), args, acc + i);
     }
   }
 #endif
