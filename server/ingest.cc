@@ -63,10 +63,10 @@ bool Collector::Holds(uint64_t ticket, const std::shared_ptr<Upload>& upload) co
   return it != tickets_.end() && it->second.upload == upload;
 }
 
-// Where nothing is on its way, nothing that is whole waits for more to share its pass.
+// Where nothing is on its way, nor in line, nothing that is whole waits for more to share its pass.
 void Collector::Received(Ticket* ticket) {
   if (!std::exchange(ticket->receiving, false)) return;
-  if (--receiving_ == 0) pool_.Flush();
+  if (--receiving_ == 0 && asks_.empty()) pool_.Flush();
 }
 
 void Collector::EndTicket(uint64_t ticket) {

@@ -42,33 +42,6 @@ bool ForEachRun(const PiecedBytes& payload, uint64_t offset, size_t width, uint6
 // So many updates are folded abreast, a sum staying in a register while they pass over it.
 inline constexpr size_t kAbreast = 4;
 
-// ForEachRun of at most kAbreast payloads side by side: visit(pointers, units, done) for runs of
-// units that lie contiguous in each of them; ends where one ends.
-template <class Visit>
-void ForEachCommonRun(std::span<ByteCursor> cursors, size_t width, uint64_t count, Visit visit) {
-  const uint8_t* at[kAbreast] = {};
-  uint8_t straddling[kAbreast][kMaxUnitBytes];
-  for (uint64_t done = 0, units = 0; done < count; done += units) {
-    units = count - done;
-    for (size_t i = 0; i < cursors.size(); ++i) {
-      const ByteSpan here = cursors[i].Contiguous();
-      at[i] = here.data();
-      units = std::min<uint64_t>(units, here.size() / width);
-    }
-    if (units > 0) {
-      visit(at, units, done);
-      for (ByteCursor& cursor : cursors) cursor.Skip(units * width);
-      continue;
-    }
-    units = 1;
-    for (size_t i = 0; i < cursors.size(); ++i) {
-      if (!cursors[i].Read(straddling[i], width)) return;
-      at[i] = straddling[i];
-    }
-    visit(at, units, done);
-  }
-}
-
 // The sums of so many elements, 16 KiB, stay in the first-level cache while several updates pass
 // over them.
 inline constexpr uint64_t kStretchElements = 2048;
