@@ -63,4 +63,16 @@ int64_t StaleWeight(int64_t units, uint64_t staleness) {
   return std::max<int64_t>(1, std::llrint(scaled));
 }
 
+uint64_t WeightShare(uint64_t all, uint64_t mine, uint64_t total, uint64_t groups) {
+  const auto part = [&](uint64_t whole) {
+    if (total == 0) return uint64_t{0};
+    return static_cast<uint64_t>(static_cast<unsigned __int128>(whole) * std::min(mine, total) /
+                                 total);
+  };
+  if (total >= all) return std::max<uint64_t>(1, part(all));
+  const uint64_t half = (all - total) / 2;
+  const uint64_t share = std::min(mine, total) + part(half) + half / std::max<uint64_t>(groups, 1);
+  return std::max<uint64_t>(1, share);
+}
+
 }  // namespace tributary::aggregation

@@ -30,4 +30,11 @@ std::vector<uint64_t> SplitCount(uint64_t count, const std::vector<uint64_t>& si
 // one unit. A unit is 1/65,536 of an example where the grid has fractional weights.
 int64_t StaleWeight(int64_t units, uint64_t staleness);
 
+// One child's part of the weight `all` that a round may admit: what it is known to have (`mine` of
+// `total`, in the same units), and of what is left half in the same proportion and half alike for
+// each of `groups` children, so that one whose clients are still on their way has room for them.
+// Where `total` is more than there is, its proportion of `all`. At least 1; the parts of a total
+// never add up to more than `all` but for that 1.
+uint64_t WeightShare(uint64_t all, uint64_t mine, uint64_t total, uint64_t groups);
+
 }  // namespace tributary::aggregation

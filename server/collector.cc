@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_join.h"
+#include "aggregation/cohort.h"
 #include "base/status.h"
 
 namespace tributary::server {
@@ -153,13 +154,14 @@ void Collector::SendTask(const std::string& id) {
   task->mutable_spec()->set_deadline_ms(static_cast<uint64_t>(absl::ToInt64Milliseconds(left)));
   const bool holds = child.held_sha256 == model_->sha256;
   if (child.aggregator) {
-    // Its share of the weight that may be admitted, by the examples below it: shares never add up
-    // to more.
+    // Its share of the weight that may be admitted, by the examples below it.
     const Census census = Count();
-    const uint64_t total = std::max<uint64_t>(census.examples, 1);
+    uint64_t groups = 0, alone = 0;
+    for (const auto& [name, other] : children_) (other.aggregator ? groups : alone) += 1;
+    const uint64_t unit = uint64_t{1} << spec_.grid().weight_fraction_bits();
     const uint64_t all = spec_.admit_weight() > 0 ? spec_.admit_weight() : grid_.max_weight;
-    const auto share =
-        static_cast<unsigned __int128>(all) * std::max<uint64_t>(child.examples, 1) / total;
+    const uint64_t share = aggregation::WeightShare(
+        all, child.examples * unit, census.examples * unit, groups + (alone > 0 ? 1 : 0));
     // One that joined since has no share of a fixed count: it sits this round out.
     const auto own = shares_.find(id);
     if (spec_.cohort_count() > 0) {
@@ -171,8 +173,7 @@ void Collector::SendTask(const std::string& id) {
     task->mutable_spec()->set_minimum(
         own == shares_.end() ? 1
                              : static_cast<uint32_t>(std::max<uint64_t>(1, own->second.minimum)));
-    task->mutable_spec()->set_admit_weight(
-        std::max<uint64_t>(1, std::min<uint64_t>(all, static_cast<uint64_t>(share))));
+    task->mutable_spec()->set_admit_weight(std::min(all, share));
     if (spec_.has_asynchronous())
       task->mutable_spec()->mutable_asynchronous()->set_concurrency(ConcurrencyOf(id));
     task->set_model_follows(!holds);

@@ -96,5 +96,19 @@ TEST(CohortTest, WeighsLateUpdatesByTheSquareRootOfTheirStalenessRoundedOnce) {
   EXPECT_EQ(StaleWeight(1, 99), 1);  // never nothing
 }
 
+// By hand: 1,000 in all, 100 known, so that 450 are shared by what is known and 450 alike.
+TEST(CohortTest, SharesWeightByWhatIsKnownAndLeavesRoomForWhoIsOnTheWay) {
+  EXPECT_EQ(WeightShare(1000, 60, 100, 2), 60u + 270 + 225);
+  EXPECT_EQ(WeightShare(1000, 40, 100, 2), 40u + 180 + 225);
+  EXPECT_EQ(WeightShare(1000, 0, 100, 3), 150u);
+  EXPECT_EQ(WeightShare(1000, 0, 0, 4), 125u);  // nobody is known: half of it, alike
+  // No room to spare: the proportion alone.
+  EXPECT_EQ(WeightShare(100, 60, 200, 2), 30u);
+  EXPECT_EQ(WeightShare(100, 100, 100, 1), 100u);
+  EXPECT_EQ(WeightShare(100, 0, 200, 2), 1u);
+  constexpr uint64_t kLarge = uint64_t{1} << 62;
+  EXPECT_EQ(WeightShare(kLarge, kLarge / 4, kLarge / 2, 2), kLarge / 4 + kLarge / 8 + kLarge / 8);
+}
+
 }  // namespace
 }  // namespace tributary::aggregation
