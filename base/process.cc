@@ -8,15 +8,19 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <cstddef>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <random>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
@@ -143,20 +147,56 @@ std::string SelfDirectory() {
   return path.parent_path().string();
 }
 
-absl::StatusOr<int> FreePort() {
+namespace {
+
+bool Bindable(int port) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return false;
   sockaddr_in address = {};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  int port = 0;
-  if (fd >= 0 && bind(fd, reinterpret_cast<sockaddr*>(&address), size) == 0 &&
-      getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0) {
-    port = ntohs(address.sin_port);
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  const bool bound = bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
+  close(fd);
+  return bound;
+}
+
+// A name in the kernel's abstract namespace, which goes with the process that holds it.
+bool ReserveAmongProcesses(int port) {
+  const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return false;
+  sockaddr_un name = {};
+  name.sun_family = AF_UNIX;
+  const int length =
+      std::snprintf(name.sun_path + 1, sizeof(name.sun_path) - 1, "tributary-port-%d", port);
+  if (bind(fd, reinterpret_cast<sockaddr*>(&name),
+           static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length)) == 0) {
+    return true;  // open until the process ends
   }
-  if (fd >= 0) close(fd);
-  if (port == 0) return absl::UnavailableError("no free TCP port on 127.0.0.1");
-  return port;
+  close(fd);
+  return false;
+}
+
+// Where the kernel's own choices begin (outgoing connections, and listeners on port 0).
+int FirstEphemeralPort() {
+  int first = 0;
+  std::ifstream range("/proc/sys/net/ipv4/ip_local_port_range");
+  return range >> first ? first : 32768;
+}
+
+}  // namespace
+
+absl::StatusOr<int> FreePort() {
+  constexpr int kLowest = 10240;
+  const int end = FirstEphemeralPort();
+  if (end <= kLowest) return absl::UnavailableError("no TCP ports below the kernel's own range");
+  std::random_device random;
+  std::uniform_int_distribution<int> any(kLowest, end - 1);
+  for (int attempt = 0; attempt < 1000; ++attempt) {
+    const int port = any(random);
+    if (Bindable(port) && ReserveAmongProcesses(port)) return port;
+  }
+  return absl::UnavailableError("no free TCP port on 127.0.0.1");
 }
 
 }  // namespace tributary

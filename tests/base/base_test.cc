@@ -2,12 +2,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <set>
 #include <string>
 
 #include "absl/strings/escaping.h"
 #include "base/bytes.h"
 #include "base/checksum.h"
 #include "base/philox.h"
+#include "base/process.h"
 
 namespace tributary {
 namespace {
@@ -52,6 +55,21 @@ TEST(ByteCursorTest, ReadsAcrossPiecesAndStopsAtTheEnd) {
   ASSERT_TRUE(cursor.Read(out, 4));
   EXPECT_EQ(std::string(out, 4), "cdef");
   EXPECT_FALSE(cursor.Read(out, 3));
+}
+
+// What is given out must still be free when a process that starts later binds it: never twice, and
+// never from the range that the kernel serves others from meanwhile.
+TEST(FreePortTest, GivesEachPortOnceAndNoneOfTheKernelsOwn) {
+  int first_ephemeral = 0;
+  std::ifstream("/proc/sys/net/ipv4/ip_local_port_range") >> first_ephemeral;
+  ASSERT_GT(first_ephemeral, 0);
+  std::set<int> seen;
+  for (int i = 0; i < 300; ++i) {
+    const auto port = FreePort();
+    ASSERT_TRUE(port.ok()) << port.status();
+    EXPECT_LT(*port, first_ephemeral);
+    EXPECT_TRUE(seen.insert(*port).second) << *port << " is given out twice";
+  }
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <iostream>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -37,6 +38,7 @@ class Cluster {
     dir_ = mkdtemp(pattern.data());
   }
   ~Cluster() {
+    if (testing::Test::HasFailure()) ShowLogs();  // the folder stays
     processes_.clear();
     std::error_code ignored;
     if (!testing::Test::HasFailure()) std::filesystem::remove_all(dir_, ignored);
@@ -142,6 +144,16 @@ class Cluster {
   const std::string& dir() const { return dir_; }
 
  private:
+  // The end of what each process said, for where the folder itself is out of reach.
+  void ShowLogs() const {
+    constexpr size_t kTail = 4000;
+    for (const auto& [name, process] : processes_) {
+      const std::string log = Log(name);
+      const size_t from = log.size() > kTail ? log.size() - kTail : 0;
+      std::cerr << "-- the log of " << name << ":\n" << log.substr(from) << "\n";
+    }
+  }
+
   std::string dir_;
   std::string kind_ = "tcp";
   std::string model_ = "logreg";

@@ -15,7 +15,7 @@ TEST(EndToEnd, SigtermAtAnyMomentDrainsAndExitsWithZero) {
   for (int attempt = 0; attempt < 5; ++attempt) {
     Cluster run;
     const int root = run.Port(), rack = run.Port();
-    run.Root(root, "[limits]\nshutdown_grace_s = 5\n", 100000, 2);
+    run.Root(root, "[limits]\nshutdown_grace_s = 2\n", 100000, 2);
     run.Rack("rack-0", rack, root);
     run.Client("c0", {rack}, 5);
     run.Client("c1", {root}, 5);
