@@ -1,8 +1,11 @@
 // `tributary serve`, `check` and `codecs`.
 #include <spdlog/spdlog.h>
 
+#include <malloc.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <climits>
 #include <csignal>
 #include <cstdio>
 #include <thread>
@@ -29,6 +32,15 @@ sigset_t EndSignals() {
   return set;
 }
 
+// What updates in flight took goes to the next ones, not to the kernel and back: page faults were a
+// tenth of an aggregator's work. glibc's own thresholds (128 KiB, moving) fit none of this:
+// messages are up to 1 MiB and come by thousands a second. 32 MiB is the largest it takes for the
+// second; the model and the sums, mapped one by one, still go back at once.
+void KeepMemoryOfUpdates(uint64_t inflight_bytes) {
+  mallopt(M_TRIM_THRESHOLD, static_cast<int>(std::min<uint64_t>(inflight_bytes, INT_MAX)));
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);
+}
+
 }  // namespace
 
 int Serve(const ServeOptions& options) {
@@ -43,6 +55,7 @@ int Serve(const ServeOptions& options) {
   const absl::Status log_status =
       SetUpLog({.name = "tributary", .level = log.level, .format = log.format, .file = log.file});
   if (!log_status.ok()) return Fail(2, Annotate(log_status, config->where["log.file"]));
+  KeepMemoryOfUpdates(config->limits.inflight_bytes);
 
   server::Node::Options node_options;
   node_options.config = *std::move(config);
