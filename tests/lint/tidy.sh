@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # clang-tidy over sources (given, or all but tests); fails where it finds something, or cannot read a
-# file.
+# file, and names it. What passed is looked at again only once something it depends on has changed.
 #   tests/lint/tidy.sh [--build DIR] [FILE...]
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/../.."
@@ -20,6 +20,4 @@ fi
 mkdir -p "$build/lint"
 sed -E 's/ -Winvalid-pch -include [^ "]+//; s/ -fpch-preprocess//' "$build/compile_commands.json" \
   >"$build/lint/compile_commands.json"
-# xargs fails where one of its commands did. Only the count of suppressed warnings goes.
-printf '%s\0' "${files[@]}" |
-  xargs -0 -P "$(nproc)" -n 2 clang-tidy -p "$build/lint" --quiet 2> >(grep -v 'warnings.* generated' >&2 || true)
+exec /usr/bin/python3 -B tests/lint/tidy.py "$build/lint" "$build/lint/passed" "${files[@]}"
