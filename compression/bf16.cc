@@ -40,13 +40,11 @@ struct Bf16Format {
 #endif
 };
 
-void Bf16Fold(const uint8_t* const* p, size_t parts, size_t n, const FoldArgs* args, int64_t* acc) {
-  FoldHalves<Bf16Format>(p, parts, n, args, acc);
+void Bf16Fold(const uint8_t* p, size_t n, const FoldArgs& args, int64_t* acc) {
+  FoldHalves<Bf16Format>(p, n, args, acc);
 }
 void Bf16FoldMany(const ManyRun* runs, size_t count, size_t n, const FoldArgs& args, int64_t* acc) {
-  FoldManyNumbers<Bf16Format>(runs, count, n, args, acc,
-                              [](const uint8_t* p, size_t elements, const FoldArgs& own,
-                                 int64_t* sums) { Bf16Fold(&p, 1, elements, &own, sums); });
+  FoldManyNumbers<Bf16Format>(runs, count, n, args, acc, Bf16Fold);
 }
 uint32_t Bf16Max(const uint8_t* p, size_t n) { return MaxHalves(p, n); }
 void Bf16Decode(const uint8_t* p, size_t n, float* out) { DecodeHalves<Bf16Format>(p, n, out); }
@@ -76,10 +74,8 @@ std::shared_ptr<const Codec> MakeBf16() {
   format.max_magnitude = [](const uint8_t* p, size_t n) {
     return HWY_DYNAMIC_DISPATCH(Bf16Max)(p, n);
   };
-  format.fold = [](const uint8_t* const* p, size_t parts, size_t n, const FoldArgs* args,
-                   int64_t* acc) {
-    HWY_DYNAMIC_DISPATCH(Bf16Fold)
-    (p, parts, n, args, acc);
+  format.fold = [](const uint8_t* p, size_t n, const FoldArgs& args, int64_t* acc) {
+    HWY_DYNAMIC_DISPATCH(Bf16Fold)(p, n, args, acc);
   };
   format.fold_many = [](const ManyRun* runs, size_t count, size_t n, const FoldArgs& args,
                         int64_t* acc) {

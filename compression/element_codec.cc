@@ -93,7 +93,7 @@ void ElementCodec::Fold(const PiecedBytes& payload, uint64_t begin, uint64_t cou
   const FoldArgs args = Args(grid);
   ForEachRun(payload, begin * format_.width, format_.width, count,
              [&](const uint8_t* p, uint64_t units, uint64_t done) {
-               format_.fold(&p, 1, units, &args, acc + done);
+               format_.fold(p, units, args, acc + done);
                return true;
              });
 }

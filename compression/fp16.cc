@@ -60,13 +60,11 @@ struct Fp16Format {
 #endif
 };
 
-void Fp16Fold(const uint8_t* const* p, size_t parts, size_t n, const FoldArgs* args, int64_t* acc) {
-  FoldHalves<Fp16Format>(p, parts, n, args, acc);
+void Fp16Fold(const uint8_t* p, size_t n, const FoldArgs& args, int64_t* acc) {
+  FoldHalves<Fp16Format>(p, n, args, acc);
 }
 void Fp16FoldMany(const ManyRun* runs, size_t count, size_t n, const FoldArgs& args, int64_t* acc) {
-  FoldManyNumbers<Fp16Format>(runs, count, n, args, acc,
-                              [](const uint8_t* p, size_t elements, const FoldArgs& own,
-                                 int64_t* sums) { Fp16Fold(&p, 1, elements, &own, sums); });
+  FoldManyNumbers<Fp16Format>(runs, count, n, args, acc, Fp16Fold);
 }
 uint32_t Fp16Max(const uint8_t* p, size_t n) { return MaxHalves(p, n); }
 void Fp16Decode(const uint8_t* p, size_t n, float* out) { DecodeHalves<Fp16Format>(p, n, out); }
@@ -96,10 +94,8 @@ std::shared_ptr<const Codec> MakeFp16() {
   format.max_magnitude = [](const uint8_t* p, size_t n) {
     return HWY_DYNAMIC_DISPATCH(Fp16Max)(p, n);
   };
-  format.fold = [](const uint8_t* const* p, size_t parts, size_t n, const FoldArgs* args,
-                   int64_t* acc) {
-    HWY_DYNAMIC_DISPATCH(Fp16Fold)
-    (p, parts, n, args, acc);
+  format.fold = [](const uint8_t* p, size_t n, const FoldArgs& args, int64_t* acc) {
+    HWY_DYNAMIC_DISPATCH(Fp16Fold)(p, n, args, acc);
   };
   format.fold_many = [](const ManyRun* runs, size_t count, size_t n, const FoldArgs& args,
                         int64_t* acc) {

@@ -52,7 +52,7 @@ HWY_INLINE void FoldRun(const uint8_t* p, size_t n, int64_t* acc, FoldOneVector 
   }
 }
 
-size_t FoldOneUpdate(const uint8_t* p, size_t n, const FoldArgs& args, int64_t* acc) {
+size_t FoldRuns(const uint8_t* p, size_t n, const FoldArgs& args, int64_t* acc) {
   // One test of whether the narrow product does for so many elements: 4 KiB, which stay in L1. A
   // test for each few vectors cost a fifth of the fold.
   constexpr size_t kRun = 1024;
@@ -71,21 +71,6 @@ size_t FoldOneUpdate(const uint8_t* p, size_t n, const FoldArgs& args, int64_t* 
 }
 #endif
 
-void Fold32(const uint8_t* const* p, size_t parts, size_t n, const FoldArgs* args, int64_t* acc) {
-  size_t whole = 0;
-#if HWY_TARGET <= HWY_AVX3
-  whole = FoldVectors(p, parts, 4, n, args, acc, [](const uint8_t* at) {
-    return hn::PromoteTo(Doubles(), LoadBytes(HalfFloats(), at));
-  });
-#elif HWY_TARGET != HWY_SCALAR
-  // Read one after the other in long runs, as the CPU prefetches them.
-  for (size_t k = 0; k < parts; ++k) whole = FoldOneUpdate(p[k], n, args[k], acc);
-#endif
-  for (size_t k = 0; k < parts; ++k) {
-    for (size_t i = whole; i < n; ++i) FoldOne(LoadLe<float>(p[k] + 4 * i), args[k], acc + i);
-  }
-}
-
 struct Fp32Format {
   static constexpr size_t kWidth = 4;
 #if HWY_TARGET != HWY_SCALAR
@@ -96,10 +81,18 @@ struct Fp32Format {
 #endif
 };
 
+void Fold32(const uint8_t* p, size_t n, const FoldArgs& args, int64_t* acc) {
+  size_t i = 0;
+#if HWY_TARGET <= HWY_AVX3
+  i = FoldVectors(p, 4, n, args, acc, [](const uint8_t* at) { return Fp32Format::Promote(at); });
+#elif HWY_TARGET != HWY_SCALAR
+  i = FoldRuns(p, n, args, acc);
+#endif
+  for (; i < n; ++i) FoldOne(LoadLe<float>(p + 4 * i), args, acc + i);
+}
+
 void Fold32Many(const ManyRun* runs, size_t count, size_t n, const FoldArgs& args, int64_t* acc) {
-  FoldManyNumbers<Fp32Format>(runs, count, n, args, acc,
-                              [](const uint8_t* p, size_t elements, const FoldArgs& own,
-                                 int64_t* sums) { Fold32(&p, 1, elements, &own, sums); });
+  FoldManyNumbers<Fp32Format>(runs, count, n, args, acc, Fold32);
 }
 
 }  // namespace tributary::compression::HWY_NAMESPACE
@@ -133,10 +126,8 @@ std::shared_ptr<const Codec> MakeFp32() {
   format.max_magnitude = [](const uint8_t* p, size_t n) {
     return HWY_DYNAMIC_DISPATCH(Max32)(p, n);
   };
-  format.fold = [](const uint8_t* const* p, size_t parts, size_t n, const FoldArgs* args,
-                   int64_t* acc) {
-    HWY_DYNAMIC_DISPATCH(Fold32)
-    (p, parts, n, args, acc);
+  format.fold = [](const uint8_t* p, size_t n, const FoldArgs& args, int64_t* acc) {
+    HWY_DYNAMIC_DISPATCH(Fold32)(p, n, args, acc);
   };
   format.fold_many = [](const ManyRun* runs, size_t count, size_t n, const FoldArgs& args,
                         int64_t* acc) {

@@ -57,32 +57,22 @@ void Quantize(const float* x, size_t n, size_t block, const EncodeContext* conte
   }
 }
 
-void FoldBlocks(const uint8_t* const* p, size_t parts, size_t blocks, size_t length,
-                const FoldArgs* args, int64_t* acc) {
-  FoldArgs scaled[kAbreast];
-  const uint8_t* elements[kAbreast];
-  std::copy_n(args, parts, scaled);
-  for (size_t b = 0; b < blocks; ++b, acc += length) {
-    for (size_t k = 0; k < parts; ++k) {
-      const uint8_t* at = p[k] + b * (kInt8ScaleBytes + length);
-      scaled[k].scale = static_cast<double>(LoadLe<float>(at)) * args[k].scale;
-      elements[k] = at + kInt8ScaleBytes;
-    }
+void FoldBlocks(const uint8_t* p, size_t blocks, size_t length, const FoldArgs& args,
+                int64_t* acc) {
+  FoldArgs scaled = args;
+  for (size_t b = 0; b < blocks; ++b, p += kInt8ScaleBytes + length, acc += length) {
+    scaled.scale = static_cast<double>(LoadLe<float>(p)) * args.scale;
+    const uint8_t* const elements = p + kInt8ScaleBytes;
 #if HWY_TARGET <= HWY_AVX3
-    const size_t done = FoldVectors(elements, parts, 1, length, scaled, acc, PromoteInt8);
-    for (size_t k = 0; k < parts; ++k) {
-      for (size_t i = done; i < length; ++i) {
-        FoldOne(static_cast<int8_t>(elements[k][i]), scaled[k], acc + i);
-      }
+    for (size_t i = FoldVectors(elements, 1, length, scaled, acc, PromoteInt8); i < length; ++i) {
+      FoldOne(static_cast<int8_t>(elements[i]), scaled, acc + i);
     }
 #else
-    for (size_t k = 0; k < parts; ++k) {
-      // A scale has 24 bits, so below 2^24 the largest q is at most (2^24 - 1) * 128 < 2^31.
-      if (args[k].narrow_limit >= 0 && scaled[k].scale < 0x1p24) {
-        FoldBlock<true>(elements[k], length, scaled[k], acc);
-      } else {
-        FoldBlock<false>(elements[k], length, scaled[k], acc);
-      }
+    // A scale has 24 bits, so below 2^24 the largest q is at most (2^24 - 1) * 128 < 2^31.
+    if (args.narrow_limit >= 0 && scaled.scale < 0x1p24) {
+      FoldBlock<true>(elements, length, scaled, acc);
+    } else {
+      FoldBlock<false>(elements, length, scaled, acc);
     }
 #endif
   }
@@ -114,9 +104,8 @@ void Int8Quantize(const float* x, size_t n, size_t block, const EncodeContext* c
                   uint8_t* out, float* residual) {
   HWY_DYNAMIC_DISPATCH(Quantize)(x, n, block, context, out, residual);
 }
-void Int8Fold(const uint8_t* const* p, size_t parts, size_t blocks, size_t length,
-              const FoldArgs* args, int64_t* acc) {
-  HWY_DYNAMIC_DISPATCH(FoldBlocks)(p, parts, blocks, length, args, acc);
+void Int8Fold(const uint8_t* p, size_t blocks, size_t length, const FoldArgs& args, int64_t* acc) {
+  HWY_DYNAMIC_DISPATCH(FoldBlocks)(p, blocks, length, args, acc);
 }
 void Int8Decode(const uint8_t* p, size_t blocks, size_t length, float* out) {
   HWY_DYNAMIC_DISPATCH(DecodeBlocks)(p, blocks, length, out);

@@ -96,7 +96,7 @@ class Int8Codec final : public Codec {
     const FoldArgs args = MakeFoldArgs(grid, [](double) { return 0; });
     ForEachBlockRun(payload, begin, count, block_,
                     [&](const uint8_t* p, uint64_t blocks, size_t length, uint64_t done) {
-                      Int8Fold(&p, 1, blocks, length, &args, acc + done);
+                      Int8Fold(p, blocks, length, args, acc + done);
                       return true;
                     });
   }

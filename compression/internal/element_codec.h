@@ -25,8 +25,7 @@ struct ElementFormat {
   uint32_t (*bits)(const uint8_t* element);  // magnitude bits
   // Kernels, over n elements. MaxMagnitude is of the encoded elements.
   uint32_t (*max_magnitude)(const uint8_t* p, size_t n);
-  // Of at most kAbreast updates, all onto the same n sums.
-  void (*fold)(const uint8_t* const* p, size_t parts, size_t n, const FoldArgs* args, int64_t* acc);
+  void (*fold)(const uint8_t* p, size_t n, const FoldArgs& args, int64_t* acc);
   // Of `count` updates' runs at once, whose weights are in the runs; args has the grid's own part.
   void (*fold_many)(const ManyRun* runs, size_t count, size_t n, const FoldArgs& args,
                     int64_t* acc);

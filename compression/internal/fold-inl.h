@@ -8,7 +8,6 @@
 
 #include <cstdint>
 
-#include "compression/internal/runs.h"
 #include "compression/internal/scalar.h"
 #include "hwy/highway.h"
 
@@ -66,47 +65,27 @@ HWY_INLINE void FoldWide(hn::Vec<Doubles> v, const FoldArgs& args, int64_t* acc)
 #endif  // HWY_TARGET != HWY_SCALAR
 
 #if HWY_TARGET <= HWY_AVX3
-// A 64-bit product is one instruction here: no element need be looked at first. Whole vectors of
-// kParts updates, each sum loaded and stored once; the elements done are returned. The magic
-// number's bits, times the weights, are taken off once: all of this is modulo 2^64.
-template <size_t kParts, class Promote>
-HWY_INLINE size_t FoldVectors(const uint8_t* const* p, size_t width, size_t n, const FoldArgs* args,
+// A 64-bit product is one instruction here: no element need be looked at first. Whole vectors; the
+// elements done are returned. The magic number's bits, times the weight, are taken off the sum: all
+// of this is modulo 2^64.
+template <class Promote>
+HWY_INLINE size_t FoldVectors(const uint8_t* p, size_t width, size_t n, const FoldArgs& args,
                               int64_t* acc, Promote promote) {
   const Doubles dd;
   const Bits64 du;
   const auto magic = hn::Set(dd, kMagic);
-  uint64_t weights = 0;
-  for (size_t k = 0; k < kParts; ++k) weights += args[k].weight;
-  const auto bias = hn::Set(du, weights * kMagicBits);
+  const auto scale = hn::Set(dd, args.scale);
+  const auto weight = hn::Set(du, args.weight);
+  const auto bias = hn::Set(du, args.weight * kMagicBits);
   auto* sums = reinterpret_cast<uint64_t*>(acc);
   const size_t lanes = hn::Lanes(dd);
   size_t i = 0;
   for (; i + lanes <= n; i += lanes) {
-    auto sum = hn::Sub(hn::LoadU(du, sums + i), bias);
-    for (size_t k = 0; k < kParts; ++k) {
-      const auto v = promote(p[k] + width * i);
-      const auto biased = hn::MulAdd(v, hn::Set(dd, args[k].scale), magic);
-      sum = hn::Add(sum, hn::Mul(hn::BitCast(du, biased), hn::Set(du, args[k].weight)));
-    }
-    hn::StoreU(sum, du, sums + i);
+    const auto biased = hn::BitCast(du, hn::MulAdd(promote(p + width * i), scale, magic));
+    const auto sum = hn::Sub(hn::LoadU(du, sums + i), bias);
+    hn::StoreU(hn::Add(sum, hn::Mul(biased, weight)), du, sums + i);
   }
   return i;
-}
-
-template <class Promote>
-HWY_INLINE size_t FoldVectors(const uint8_t* const* p, size_t parts, size_t width, size_t n,
-                              const FoldArgs* args, int64_t* acc, Promote promote) {
-  switch (parts) {
-    case 1:
-      return FoldVectors<1>(p, width, n, args, acc, promote);
-    case 2:
-      return FoldVectors<2>(p, width, n, args, acc, promote);
-    case 3:
-      return FoldVectors<3>(p, width, n, args, acc, promote);
-    default:
-      static_assert(kAbreast == 4);
-      return FoldVectors<4>(p, width, n, args, acc, promote);
-  }
 }
 #endif
 

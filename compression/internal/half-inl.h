@@ -25,7 +25,7 @@ using QuarterShorts = hn::Rebind<uint16_t, Doubles>;  // as many lanes as Double
 
 #if HWY_TARGET > HWY_AVX3 && HWY_TARGET != HWY_SCALAR
 template <class Format>
-HWY_INLINE size_t FoldOneUpdate(const uint8_t* p, size_t n, const FoldArgs& args, int64_t* acc) {
+HWY_INLINE size_t FoldGroups(const uint8_t* p, size_t n, const FoldArgs& args, int64_t* acc) {
   const Shorts ds;
   const size_t lanes = hn::Lanes(ds);
   const size_t step = hn::Lanes(Doubles());
@@ -51,29 +51,14 @@ HWY_INLINE size_t FoldOneUpdate(const uint8_t* p, size_t n, const FoldArgs& args
 #endif
 
 template <class Format>
-HWY_INLINE void FoldHalves(const uint8_t* const* p, size_t parts, size_t n, const FoldArgs* args,
-                           int64_t* acc) {
-  // A stretch of sums stays in the first-level cache while the updates pass over it.
-  for (size_t begin = 0; begin < n; begin += kStretchElements) {
-    const size_t count = std::min<size_t>(kStretchElements, n - begin);
-    const uint8_t* at[kAbreast];
-    for (size_t k = 0; k < parts; ++k) at[k] = p[k] + 2 * begin;
-    int64_t* const sums = acc + begin;
-    size_t whole = 0;
+HWY_INLINE void FoldHalves(const uint8_t* p, size_t n, const FoldArgs& args, int64_t* acc) {
+  size_t i = 0;
 #if HWY_TARGET <= HWY_AVX3
-    whole = FoldVectors(at, parts, 2, count, args, sums,
-                        [](const uint8_t* from) { return Format::Promote(from); });
+  i = FoldVectors(p, 2, n, args, acc, [](const uint8_t* at) { return Format::Promote(at); });
 #elif HWY_TARGET != HWY_SCALAR
-    for (size_t k = 0; k < parts; ++k) {
-      whole = FoldOneUpdate<Format>(at[k], count, args[k], sums);
-    }
+  i = FoldGroups<Format>(p, n, args, acc);
 #endif
-    for (size_t k = 0; k < parts; ++k) {
-      for (size_t i = whole; i < count; ++i) {
-        FoldOne(Format::ToFloatOne(LoadLe<uint16_t>(at[k] + 2 * i)), args[k], sums + i);
-      }
-    }
-  }
+  for (; i < n; ++i) FoldOne(Format::ToFloatOne(LoadLe<uint16_t>(p + 2 * i)), args, acc + i);
 }
 
 // One name, one body for both formats: the magnitude bits know nothing of the split.

@@ -28,10 +28,9 @@ uint32_t Int8Scales(const float* x, size_t n, size_t block, uint8_t* out);
 // nearest. `residual` may be null, or x's own memory.
 void Int8Quantize(const float* x, size_t n, size_t block, const EncodeContext* context,
                   uint8_t* out, float* residual);
-// Folds `blocks` blocks of `length` elements of each of `parts` updates (at most kAbreast), all
-// onto the same sums. args.narrow_limit only says whether the weight is narrow.
-void Int8Fold(const uint8_t* const* p, size_t parts, size_t blocks, size_t length,
-              const FoldArgs* args, int64_t* acc);
+// Folds `blocks` blocks of `length` elements. args.narrow_limit only says whether the weight is
+// narrow.
+void Int8Fold(const uint8_t* p, size_t blocks, size_t length, const FoldArgs& args, int64_t* acc);
 void Int8Decode(const uint8_t* p, size_t blocks, size_t length, float* out);
 
 // The smallest float >= max/127 or its neighbour above: max / scale never exceeds 127, so nothing

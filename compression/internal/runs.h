@@ -39,23 +39,4 @@ bool ForEachRun(const PiecedBytes& payload, uint64_t offset, size_t width, uint6
   return true;
 }
 
-// So many updates are folded abreast, a sum staying in a register while they pass over it.
-inline constexpr size_t kAbreast = 4;
-
-// The sums of so many elements, 16 KiB, stay in the first-level cache while several updates pass
-// over them.
-inline constexpr uint64_t kStretchElements = 2048;
-
-// fold(part, first element, elements) for each of `parts` parts, stretch by stretch of `count`
-// elements; `block` is a power of two, and no stretch ends within one.
-template <class FoldStretch>
-void ForEachStretch(size_t parts, uint64_t count, uint64_t block, FoldStretch fold,
-                    uint64_t stretch = kStretchElements) {
-  stretch = std::max(stretch, block);
-  for (uint64_t at = 0; at < count; at += stretch) {
-    const uint64_t n = std::min(stretch, count - at);
-    for (size_t part = 0; part < parts; ++part) fold(part, at, n);
-  }
-}
-
 }  // namespace tributary::compression
