@@ -2,78 +2,13 @@
 // node with many clients over sockets.
 #include <gtest/gtest.h>
 
-#include <future>
-#include <set>
 #include <thread>
 
 #include "client/client.h"
-#include "server/collector.h"
-#include "tests/server/node_fixture.h"
+#include "tests/server/collector_fixture.h"
 
 namespace tributary::server {
 namespace {
-
-// Keeps what is sent down it. Touched on the loop, or while the loop waits for the test.
-class HeardSession final : public Session {
- public:
-  explicit HeardSession(const std::string& id, uint64_t epoch = kEpoch) {
-    join_.set_id(id);
-    join_.set_role(v1::CLIENT);
-    join_.set_epoch(epoch);
-    join_.set_examples(10);
-  }
-  const v1::Join& join() const override { return join_; }
-  std::string peer() const override { return "test"; }
-  absl::Duration last_heard() const override { return RealClock().Monotonic(); }
-  void Send(std::shared_ptr<const v1::SessionResponse> message) override {
-    std::lock_guard lock(mu_);
-    if (message->has_joined()) offer_above_bytes = message->joined().offer_above_bytes();
-    if (message->has_grant()) grants_.push_back(message->grant().round());
-    changed_.notify_all();
-  }
-  void Finish() override {}
-  void Cancel() override {}
-  std::vector<uint64_t> grants() {
-    std::lock_guard lock(mu_);
-    return grants_;
-  }
-  bool AwaitGrant() {
-    std::unique_lock lock(mu_);
-    return changed_.wait_for(lock, absl::ToChronoSeconds(kPatience),
-                             [&] { return !grants_.empty(); });
-  }
-  uint64_t offer_above_bytes = 0;
-
- private:
-  v1::Join join_;
-  std::mutex mu_;
-  std::condition_variable changed_;
-  std::vector<uint64_t> grants_;
-};
-
-class HeardUpload final : public Upload {
- public:
-  explicit HeardUpload(v1::UploadHeader header) : header_(std::move(header)) {}
-  const v1::UploadHeader& header() const override { return header_; }
-  std::string peer() const override { return "test"; }
-  absl::Duration last_progress() const override { return RealClock().Monotonic(); }
-  void Admit(std::unique_ptr<aggregation::UpdateAssembler> assembler) override {
-    this->assembler = std::move(assembler);
-  }
-  void Reply(const v1::UploadResponse& response) override {
-    if (answer.has_value()) return;
-    answer = response;
-    answered.set_value();
-  }
-  bool admitted() const { return assembler != nullptr; }
-
-  std::unique_ptr<aggregation::UpdateAssembler> assembler;
-  std::optional<v1::UploadResponse> answer;
-  std::promise<void> answered;
-
- private:
-  v1::UploadHeader header_;
-};
 
 const Segments& TheSegments() {
   static const Segments segments = EncodeTest(1);
@@ -81,68 +16,17 @@ const Segments& TheSegments() {
 }
 uint64_t TheBytes() { return RawClient::Trailer(TheSegments()).encoded_bytes(); }
 
-class GrantsTest : public testing::Test {
+class GrantsTest : public CollectorFixture {
  protected:
   // Memory for two updates at a time.
-  GrantsTest() {
+  GrantsTest() { StartWith(2 * TheBytes() + 1000, 60); }
+  void StartWith(uint64_t inflight_bytes, double grant_timeout_s) {
     LimitsConfig limits;
     limits.fold_workers = 1;
-    limits.inflight_bytes = 2 * TheBytes() + 1000;
-    limits.grant_timeout_s = 60;
+    limits.inflight_bytes = inflight_bytes;
+    limits.grant_timeout_s = grant_timeout_s;
     Start(limits);
-  }
-  void Start(const LimitsConfig& limits) {
-    Stop();
-    loop_ = std::make_unique<EventLoop>(&clock_);
-    collector_ = std::make_unique<Collector>(
-        loop_.get(), limits,
-        Collector::Callbacks{.members_changed = [] {},
-                             .closed = [this](CollectedRound round) { closed_ = round; }});
-    thread_ = std::thread([this] { loop_->Run(); });
-    OnLoop([this] { collector_->Open("run", TestLayout()); });
     for (const char* id : {"a", "b", "c", "d"}) Join(id);
-  }
-  void Stop() {
-    if (!thread_.joinable()) return;
-    loop_->Stop();
-    thread_.join();
-    collector_.reset();
-  }
-  ~GrantsTest() override { Stop(); }
-  template <typename Work>
-  void OnLoop(const Work& work) {
-    std::promise<void> done;
-    loop_->Post([&] {
-      work();
-      done.set_value();
-    });
-    done.get_future().wait();
-  }
-  void Join(const std::string& id, uint64_t epoch = kEpoch) {
-    sessions_[id] = std::make_shared<HeardSession>(id, epoch);
-    collector_->OnJoin(sessions_[id]);
-    OnLoop([] {});
-  }
-  void BeginRound(uint64_t round, const std::string& late = "drop") {
-    OnLoop([&] {
-      spec_.set_run("run");
-      spec_.set_round(round);
-      spec_.set_kind(v1::TRAIN);
-      spec_.set_layout_hash(TestLayout()->hash());
-      *spec_.mutable_grid() = grid_.ToProto();
-      spec_.set_codec("fp32");
-      spec_.set_cohort_fraction(1);
-      spec_.set_quorum(1);
-      spec_.set_deadline_ms(60'000);
-      spec_.set_max_client_weight(1000);
-      spec_.mutable_stragglers()->set_late(late);
-      spec_.mutable_stragglers()->set_max_staleness(4);
-      std::vector<uint8_t> bytes(TestLayout()->model_bytes());
-      ASSERT_TRUE(collector_
-                      ->Begin(spec_, grid_, 1, absl::Seconds(5),
-                              ModelVersion::Make(0, TestLayout(), std::move(bytes)))
-                      .ok());
-    });
   }
   void Offer(const std::string& id, uint64_t bytes = 0) {
     v1::SessionRequest request;
@@ -151,58 +35,13 @@ class GrantsTest : public testing::Test {
     collector_->OnMessage(sessions_[id], request);
     OnLoop([] {});
   }
-  std::shared_ptr<HeardUpload> Upload(const std::string& id, uint64_t round = 0) {
-    v1::UploadHeader header;
-    header.set_run("run");
-    header.set_round(round == 0 ? spec_.round() : round);
-    header.set_id(id);
-    header.set_epoch(sessions_[id]->join().epoch());
-    header.set_layout_hash(TestLayout()->hash());
-    header.set_weight(10);
-    header.set_encoded_bytes(TheBytes());
-    auto upload = std::make_shared<HeardUpload>(header);
-    collector_->OnUploadStart(upload);
-    OnLoop([] {});
-    return upload;
+  std::shared_ptr<HeldUpload> Upload(const std::string& id, uint64_t round = 0) {
+    return CollectorFixture::Upload(id, TheSegments(), round);
   }
-  // All of it comes, and is folded.
-  void Complete(const std::shared_ptr<HeardUpload>& upload) {
-    ASSERT_TRUE(upload->admitted());
-    for (const auto& segment : TheSegments()) {
-      const auto owned = std::make_shared<const std::vector<uint8_t>>(segment);
-      ASSERT_TRUE(upload->assembler->Add(PiecedBytes(*owned), owned));
-    }
-    const v1::UploadTrailer trailer = RawClient::Trailer(TheSegments());
-    collector_->OnUploadComplete(
-        upload, upload->assembler->Finish(trailer.encoded_bytes(), trailer.crc32c()));
-    upload->answered.get_future().wait();
-    EXPECT_EQ(upload->answer->status(), v1::UploadResponse::ACCEPTED);
-    OnLoop([] {});
+  void Complete(const std::shared_ptr<HeldUpload>& upload) {
+    CollectorFixture::Complete(upload, TheSegments());
   }
   bool IsGranted(const std::string& id) { return !sessions_[id]->grants().empty(); }
-  // Closes it by force, unless it has closed.
-  CollectedRound CloseRound() {
-    CollectedRound out;
-    OnLoop([&] {
-      collector_->CloseNow();
-      ASSERT_TRUE(closed_.has_value());
-      out = *closed_;
-      closed_.reset();
-    });
-    return out;
-  }
-  void FinishRound() {
-    OnLoop([&] { collector_->Finish(true, true, ""); });
-  }
-
-  RealClock clock_;
-  std::unique_ptr<EventLoop> loop_;
-  aggregation::Grid grid_ = *aggregation::ProveGrid({});
-  v1::RoundSpec spec_;
-  std::optional<CollectedRound> closed_;
-  std::map<std::string, std::shared_ptr<HeardSession>> sessions_;
-  std::unique_ptr<Collector> collector_;
-  std::thread thread_;
 };
 
 TEST_F(GrantsTest, ClientsAreToldWhatIsToBeOffered) {
@@ -290,15 +129,11 @@ TEST_F(GrantsTest, ANewLifeOfAClientOffersAnew) {
 }
 
 TEST_F(GrantsTest, AGrantThatIsNotUsedIsTakenBackAndItsClientStillServed) {
-  LimitsConfig limits;
-  limits.fold_workers = 1;
-  limits.inflight_bytes = TheBytes() + 1000;
-  limits.grant_timeout_s = 0.1;
-  Start(limits);
+  StartWith(TheBytes() + 1000, 0.1);
   BeginRound(1);
   Offer("a");
   Offer("b");
-  ASSERT_TRUE(sessions_["b"]->AwaitGrant());
+  ASSERT_TRUE(sessions_["b"]->AwaitGrant(kPatience));
   const auto late = Upload("a");
   Complete(Upload("b"));  // in time or not: it is served either way
   Complete(late);

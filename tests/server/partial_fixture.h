@@ -8,11 +8,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <condition_variable>
 #include <future>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -25,6 +23,7 @@
 #include "server/tier_links.h"
 #include "server/tier_stream.h"
 #include "tests/aggregation/testing.h"
+#include "tests/server/held.h"
 #include "tests/transport/harness.h"
 #include "transport/faults.h"
 #include "transport/shm.h"
@@ -157,26 +156,6 @@ inline std::vector<int64_t> PlainSum(const aggregation::ModelLayout& layout, int
   return out;
 }
 
-class AggregatorSession final : public Session {
- public:
-  AggregatorSession(const std::string& id, uint64_t epoch) {
-    join_.set_id(id);
-    join_.set_role(v1::AGGREGATOR);
-    join_.set_epoch(epoch);
-    join_.set_clients(1);
-    join_.set_examples(10);
-  }
-  const v1::Join& join() const override { return join_; }
-  std::string peer() const override { return "test"; }
-  absl::Duration last_heard() const override { return RealClock().Monotonic(); }
-  void Send(std::shared_ptr<const v1::SessionResponse>) override {}
-  void Finish() override {}
-  void Cancel() override {}
-
- private:
-  v1::Join join_;
-};
-
 // A parent in the middle of round 1.
 class ParentNode {
  public:
@@ -202,39 +181,19 @@ class ParentNode {
     loop_.Stop();
     thread_.join();
   }
-  // Runs it on the loop, after all that was posted before, and waits for its end.
   template <typename Work>
   void OnLoop(const Work& work) {
-    std::promise<void> done;
-    loop_.Post([&] {
-      work();
-      done.set_value();
-    });
-    done.get_future().wait();
+    RunOn(loop_, work);
   }
   void Join(const std::string& id, uint64_t epoch) {
-    sessions_[id] = std::make_shared<AggregatorSession>(id, epoch);
+    sessions_[id] = std::make_shared<HeldSession>(id, v1::AGGREGATOR, epoch);
     collector_->OnJoin(sessions_[id]);
   }
   void Leave(const std::string& id) { collector_->OnSessionEnd(sessions_[id]); }
   void Begin(absl::Duration rejoin_grace = absl::Seconds(30)) {
     OnLoop([&] {
-      v1::RoundSpec spec;
-      spec.set_run("run");
-      spec.set_round(1);
-      spec.set_kind(v1::TRAIN);
-      spec.set_layout_hash(layout_->hash());
-      *spec.mutable_grid() = grid_.ToProto();
-      spec.set_codec("fp32");
-      spec.set_cohort_fraction(1);
-      spec.set_quorum(1);
-      spec.set_deadline_ms(60'000);
-      spec.set_max_client_weight(1000);
-      std::vector<uint8_t> model(layout_->model_bytes());
-      ASSERT_TRUE(collector_
-                      ->Begin(spec, grid_, 1, rejoin_grace,
-                              ModelVersion::Make(0, layout_, std::move(model)))
-                      .ok());
+      const v1::RoundSpec spec = RoundForAll(1, *layout_, grid_);
+      ASSERT_TRUE(collector_->Begin(spec, grid_, 1, rejoin_grace, ZeroModel(layout_)).ok());
     });
   }
   std::string address() const {
@@ -271,7 +230,7 @@ class ParentNode {
   RealClock clock_;
   EventLoop loop_{&clock_};
   std::promise<CollectedRound> closed_;
-  std::map<std::string, std::shared_ptr<AggregatorSession>> sessions_;
+  std::map<std::string, std::shared_ptr<HeldSession>> sessions_;
   std::unique_ptr<Collector> collector_;
   std::unique_ptr<TierLinks> tier_;
   std::thread thread_;

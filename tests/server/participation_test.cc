@@ -4,28 +4,18 @@
 #include <fstream>
 #include <sstream>
 
-#include "tests/server/node_fixture.h"
+#include "tests/server/fractional_fixture.h"
 
 namespace tributary::server {
 namespace {
 
 using ::testing::HasSubstr;
 
-constexpr int64_t kExample = 65536;  // one example where weights are fractional
-
-class ParticipationTest : public testing::Test {
+class ParticipationTest : public FractionalTest {
  protected:
-  std::string Text(int rounds, const std::string& cohort) {
-    return absl::StrFormat(
-        "[node]\nname = \"root\"\nlisten = \"127.0.0.1:0\"\n[run]\nname = \"t\"\nrounds = %d\n"
-        "model = \"%s\"\nevaluate_every = 0\n[aggregation]\nfractional_weights = true\n"
-        "max_round_weight = 4096\n[cohort]\nminimum = 1\n%s[straggler]\ndeadline = \"fixed\"\n"
-        "quorum = 0.5\n[checkpoint]\ndirectory = \"%s\"\n",
-        rounds, WriteTestModel(dir_), cohort, dir_ / "checkpoints");
-  }
   // Three rounds that one of two closes: "a" the first two, "b" the last.
   std::vector<RoundReport> ThreeRounds(const std::string& cohort) {
-    TestNode node(Text(3, cohort));
+    TestNode node(Config(3, 1, cohort, "deadline = \"fixed\"\nquorum = 0.5"));
     RawClient a(node.endpoint(), "a"), b(node.endpoint(), "b");
     std::vector<RoundReport> reports;
     for (int round = 0; round < 3; ++round) {
@@ -42,7 +32,6 @@ class ParticipationTest : public testing::Test {
     EXPECT_EQ(node.End(), absl::OkStatus());
     return reports;
   }
-  TempDir dir_;
 };
 
 TEST_F(ParticipationTest, IsCountedAndWrittenAtTheEnd) {

@@ -4,29 +4,14 @@
 #include <algorithm>
 
 #include "aggregation/cohort.h"
-#include "tests/server/node_fixture.h"
+#include "tests/server/fractional_fixture.h"
 
 namespace tributary::server {
 namespace {
 
 using ::testing::HasSubstr;
 
-constexpr int64_t kExample = 65536;  // one example where weights are fractional
-
-class StragglersTest : public testing::Test {
- protected:
-  std::string Config(int rounds, int minimum, const std::string& cohort,
-                     const std::string& straggler, int evaluate_every = 0) {
-    return absl::StrFormat(
-        "[node]\nname = \"root\"\nlisten = \"127.0.0.1:0\"\n[run]\nname = \"t\"\nrounds = %d\n"
-        "model = \"%s\"\nevaluate_every = %d\n[aggregation]\nfractional_weights = true\n"
-        "max_round_weight = 4096\n"
-        "[cohort]\nminimum = %d\n%s\n[straggler]\n%s\n[checkpoint]\ndirectory = \"%s\"\n",
-        rounds, WriteTestModel(dir_), evaluate_every, minimum, cohort, straggler,
-        dir_ / "checkpoints");
-  }
-  TempDir dir_;
-};
+class StragglersTest : public FractionalTest {};
 
 TEST_F(StragglersTest, AsksMoreThanItWantsAndClosesWhenThoseAreIn) {
   TestNode node(Config(1, 2, "count = 2\nover_selection = 1.5", ""));

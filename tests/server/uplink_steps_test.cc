@@ -1,22 +1,15 @@
 // A rack whose steps came out wrong: it forgets its model and joins anew, so that its parent sends
 // the whole one.
-#include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
 #include <condition_variable>
 #include <mutex>
 
-#include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "server/model_stream.h"
-#include "server/uplink.h"
-#include "transport/tcp.h"
-#include "tributary/v1/client_service.grpc.pb.h"
+#include "tests/server/held_parent.h"
 
 namespace tributary::server {
 namespace {
-
-constexpr absl::Duration kPatience = absl::Seconds(60);
 
 std::shared_ptr<const aggregation::ModelLayout> Layout() {
   static const auto* layout =
@@ -33,78 +26,17 @@ std::shared_ptr<const ModelVersion> Exact(uint64_t version) {
   return ModelVersion::Make(version, Layout(), std::move(bytes));
 }
 
-class Parent final : public v1::Aggregator::Service {
+class Child final : public DeafChild {
  public:
-  Parent() {
-    transport::LinkOptions options;
-    options.name = "parent";
-    listener_ = *transport::MakeTcpFabric()->Listen("127.0.0.1:0", options);
-    grpc::ServerBuilder builder;
-    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
-    builder.RegisterService(this);
-    server_ = builder.BuildAndStart();
-  }
-  ~Parent() override { server_->Shutdown(std::chrono::system_clock::now()); }
-  grpc::Status Session(
-      grpc::ServerContext*,
-      grpc::ServerReaderWriter<v1::SessionResponse, v1::SessionRequest>* stream) override {
-    v1::SessionRequest request;
-    if (!stream->Read(&request)) return grpc::Status::OK;
-    {
-      std::lock_guard lock(mu_);
-      helds_.push_back(request.join().held_sha256());
-    }
-    v1::SessionResponse response;
-    v1::Joined* joined = response.mutable_joined();
-    joined->set_run("r");
-    *joined->mutable_layout() = Layout()->ToProto();
-    joined->set_layout_hash(Layout()->hash());
-    joined->set_heartbeat_ms(1000);
-    joined->add_links()->set_transport("tcp");
-    joined->mutable_links(0)->set_address(listener_->address());
-    stream->Write(response);
-    while (stream->Read(&request)) {
-    }
-    return grpc::Status::OK;
-  }
-  std::string endpoint() const { return absl::StrCat("127.0.0.1:", port_); }
-  std::unique_ptr<transport::Link> Accept(v1::TierHello* hello) {
-    auto link = listener_->Accept(absl::Now() + kPatience);
-    EXPECT_TRUE(link.ok()) << link.status();
-    EXPECT_TRUE(hello->ParseFromString((*link)->hello()));
-    return *std::move(link);
-  }
-  std::vector<std::string> helds() {
-    std::lock_guard lock(mu_);
-    return helds_;
-  }
-
- private:
-  std::unique_ptr<transport::Listener> listener_;
-  std::unique_ptr<grpc::Server> server_;
-  int port_ = 0;
-  std::mutex mu_;
-  std::vector<std::string> helds_;
-};
-
-class Child final : public UplinkHandler {
- public:
-  void OnParentJoined(v1::Joined) override {}
-  void OnParentTask(v1::Task) override {}
-  void OnParentOutcome(v1::Outcome) override {}
-  void OnParentStop(v1::Stop) override {}
-  void OnParentRefused(std::string) override {}
   void OnModel(std::shared_ptr<const ModelVersion> model) override {
     std::lock_guard lock(mu_);
     models_.push_back(std::move(model));
     changed_.notify_all();
   }
-  void OnForwarded(uint64_t, absl::Status, double) override {}
-  void OnReleased(uint64_t) override {}
   // The n-th model that came, from 0.
   std::shared_ptr<const ModelVersion> Model(size_t n) {
     std::unique_lock lock(mu_);
-    const bool there = changed_.wait_for(lock, absl::ToChronoSeconds(kPatience),
+    const bool there = changed_.wait_for(lock, absl::ToChronoSeconds(HeldParent::kLimit),
                                          [&] { return models_.size() > n; });
     EXPECT_TRUE(there) << "model " << n << " never came";
     return there ? models_[n] : nullptr;
@@ -117,7 +49,7 @@ class Child final : public UplinkHandler {
 };
 
 TEST(UplinkStepsTest, StepsThatLeadElsewhereMakeTheRackJoinAnewHoldingNothing) {
-  Parent parent;
+  HeldParent parent(Layout());
   Child child;
   const auto uplink = Uplink::Start(
       {.id = "rack", .epoch = 1, .parents = {parent.endpoint()}, .transport = {}}, &child);
@@ -126,12 +58,19 @@ TEST(UplinkStepsTest, StepsThatLeadElsewhereMakeTheRackJoinAnewHoldingNothing) {
              two = publisher->Publish(Exact(2), *one);
   ASSERT_EQ(two->steps.size(), 2u);
   const auto send = [](transport::Link& link, const ModelVersion& model, const std::string& held) {
-    const absl::Status status = SendModelStream(link, model, held, kPatience, [] { return false; });
+    const absl::Status status =
+        SendModelStream(link, model, held, HeldParent::kLimit, [] { return false; });
     EXPECT_TRUE(status.ok()) << status;
   };
 
   v1::TierHello hello;
-  auto link = parent.Accept(&hello);
+  const auto accept = [&] {
+    hello.Clear();
+    auto accepted = parent.Accept();
+    EXPECT_TRUE(accepted != nullptr && hello.ParseFromString(accepted->hello()));
+    return accepted;
+  };
+  auto link = accept();
   EXPECT_TRUE(hello.takes_steps());
   EXPECT_EQ(hello.held_sha256(), "");
   send(*link, *zero, "");
@@ -143,7 +82,7 @@ TEST(UplinkStepsTest, StepsThatLeadElsewhereMakeTheRackJoinAnewHoldingNothing) {
 
   // A link that is cut is made again, and the next step is taken from what it holds.
   link->Cancel("the test cuts it");
-  link = parent.Accept(&hello);
+  link = accept();
   EXPECT_EQ(hello.held_sha256(), one->sha256);
 
   ModelVersion damaged = *two;
@@ -152,8 +91,8 @@ TEST(UplinkStepsTest, StepsThatLeadElsewhereMakeTheRackJoinAnewHoldingNothing) {
   damaged.steps = {step};
   const size_t joins = parent.helds().size();
   send(*link, damaged, one->sha256);
-  link = parent.Accept(&hello);
-  while (hello.held_sha256() != "") link = parent.Accept(&hello);
+  link = accept();
+  while (hello.held_sha256() != "") link = accept();
   send(*link, *two, hello.held_sha256());
   EXPECT_EQ(child.Model(2)->sha256, two->sha256);
   ASSERT_GT(parent.helds().size(), joins) << "it has joined anew";

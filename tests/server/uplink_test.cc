@@ -1,20 +1,17 @@
 // The child's side towards its parent, against a parent that reads when the test says so.
 #include "server/uplink.h"
 
-#include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
 
-#include "absl/strings/str_cat.h"
 #include "base/philox.h"
 #include "server/partial_digest.h"
 #include "server/tier_stream.h"
+#include "tests/server/held_parent.h"
 #include "tests/server/node_fixture.h"
-#include "transport/tcp.h"
-#include "tributary/v1/client_service.grpc.pb.h"
 
 namespace tributary::server {
 namespace {
@@ -27,61 +24,8 @@ std::shared_ptr<const aggregation::ModelLayout> Layout() {
                                              aggregation::Policy::kMean}});
 }
 
-// Welcomes one child and holds its session open.
-class Parent final : public v1::Aggregator::Service {
+class Child final : public DeafChild {
  public:
-  Parent() {
-    transport::LinkOptions options;
-    options.name = "parent";
-    options.slots = 2;
-    listener_ = *transport::MakeTcpFabric()->Listen("127.0.0.1:0", options);
-    grpc::ServerBuilder builder;
-    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
-    builder.RegisterService(this);
-    server_ = builder.BuildAndStart();
-  }
-  ~Parent() override { server_->Shutdown(std::chrono::system_clock::now()); }
-
-  grpc::Status Session(
-      grpc::ServerContext*,
-      grpc::ServerReaderWriter<v1::SessionResponse, v1::SessionRequest>* stream) override {
-    v1::SessionRequest request;
-    if (!stream->Read(&request)) return grpc::Status::OK;
-    v1::SessionResponse response;
-    v1::Joined* joined = response.mutable_joined();
-    joined->set_run("r");
-    *joined->mutable_layout() = Layout()->ToProto();
-    joined->set_layout_hash(Layout()->hash());
-    joined->set_heartbeat_ms(1000);
-    v1::LinkEndpoint* link = joined->add_links();
-    link->set_transport("tcp");
-    link->set_address(listener_->address());
-    stream->Write(response);
-    while (stream->Read(&request)) {
-    }
-    return grpc::Status::OK;
-  }
-  std::string endpoint() const { return absl::StrCat("127.0.0.1:", port_); }
-  std::unique_ptr<transport::Link> Accept() {
-    auto link = listener_->Accept(absl::Now() + kPatience);
-    EXPECT_TRUE(link.ok()) << link.status();
-    return link.ok() ? *std::move(link) : nullptr;
-  }
-
- private:
-  std::unique_ptr<transport::Listener> listener_;
-  std::unique_ptr<grpc::Server> server_;
-  int port_ = 0;
-};
-
-class Child final : public UplinkHandler {
- public:
-  void OnParentJoined(v1::Joined) override {}
-  void OnParentTask(v1::Task) override {}
-  void OnParentOutcome(v1::Outcome) override {}
-  void OnParentStop(v1::Stop) override {}
-  void OnParentRefused(std::string) override {}
-  void OnModel(std::shared_ptr<const ModelVersion>) override {}
   void OnForwarded(uint64_t round, absl::Status status, double) override {
     std::lock_guard lock(mu_);
     forwarded_.push_back(round);
@@ -161,7 +105,7 @@ class UplinkTest : public testing::Test {
     return header;
   }
 
-  Parent parent_;
+  HeldParent parent_{Layout(), /*slots=*/2};
   Child child_;
   std::unique_ptr<aggregation::ExactAccumulator> sum_;
   std::unique_ptr<Uplink> uplink_;

@@ -1,0 +1,101 @@
+// An uplink's parent in the test's hands: it welcomes one child, and its links are the test's.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "aggregation/layout.h"
+#include "server/uplink.h"
+#include "transport/tcp.h"
+#include "tributary/v1/client_service.grpc.pb.h"
+
+namespace tributary::server {
+
+class HeldParent final : public v1::Aggregator::Service {
+ public:
+  // A test that waits longer has found a hang.
+  static constexpr absl::Duration kLimit = absl::Seconds(60);
+
+  explicit HeldParent(std::shared_ptr<const aggregation::ModelLayout> layout,
+                      uint32_t slots = transport::LinkOptions().slots)
+      : layout_(std::move(layout)) {
+    transport::LinkOptions options;
+    options.name = "parent";
+    options.slots = slots;
+    listener_ = *transport::MakeTcpFabric()->Listen("127.0.0.1:0", options);
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
+    builder.RegisterService(this);
+    server_ = builder.BuildAndStart();
+  }
+  ~HeldParent() override { server_->Shutdown(std::chrono::system_clock::now()); }
+
+  // Holds the session open until the child ends it.
+  grpc::Status Session(
+      grpc::ServerContext*,
+      grpc::ServerReaderWriter<v1::SessionResponse, v1::SessionRequest>* stream) override {
+    v1::SessionRequest request;
+    if (!stream->Read(&request)) return grpc::Status::OK;
+    {
+      std::lock_guard lock(mu_);
+      helds_.push_back(request.join().held_sha256());
+    }
+    v1::SessionResponse response;
+    v1::Joined* joined = response.mutable_joined();
+    joined->set_run("r");
+    *joined->mutable_layout() = layout_->ToProto();
+    joined->set_layout_hash(layout_->hash());
+    joined->set_heartbeat_ms(1000);
+    v1::LinkEndpoint* link = joined->add_links();
+    link->set_transport("tcp");
+    link->set_address(listener_->address());
+    stream->Write(response);
+    while (stream->Read(&request)) {
+    }
+    return grpc::Status::OK;
+  }
+  std::string endpoint() const { return absl::StrCat("127.0.0.1:", port_); }
+  // The next link of the child; null where none comes.
+  std::unique_ptr<transport::Link> Accept() {
+    auto link = listener_->Accept(absl::Now() + kLimit);
+    EXPECT_TRUE(link.ok()) << link.status();
+    return link.ok() ? *std::move(link) : nullptr;
+  }
+  // What the child held at each of its joins.
+  std::vector<std::string> helds() {
+    std::lock_guard lock(mu_);
+    return helds_;
+  }
+
+ private:
+  const std::shared_ptr<const aggregation::ModelLayout> layout_;
+  std::unique_ptr<transport::Listener> listener_;
+  std::unique_ptr<grpc::Server> server_;
+  int port_ = 0;
+  std::mutex mu_;
+  std::vector<std::string> helds_;
+};
+
+// Cares for nothing that its parent says: a test takes up what it is about.
+class DeafChild : public UplinkHandler {
+ public:
+  void OnParentJoined(v1::Joined) override {}
+  void OnParentTask(v1::Task) override {}
+  void OnParentOutcome(v1::Outcome) override {}
+  void OnParentStop(v1::Stop) override {}
+  void OnParentRefused(std::string) override {}
+  void OnModel(std::shared_ptr<const ModelVersion>) override {}
+  void OnForwarded(uint64_t, absl::Status, double) override {}
+  void OnReleased(uint64_t) override {}
+};
+
+}  // namespace tributary::server
