@@ -14,26 +14,8 @@ using aggregation::ClosedBy;
 namespace {
 
 constexpr uint64_t kRoot = 0xFFFFFF;  // as a timer's owner
-// Larger than production's chunk: the model of a flow needs some thousand segments, not a million.
-constexpr size_t kMostSegments = 512;
-
-size_t SegmentBytes(const Config& config) {
-  const auto bytes = static_cast<size_t>(static_cast<double>(config.parameters) *
-                                         std::max(config.partial_bytes_per_parameter, 4.0));
-  return std::clamp<size_t>(bytes / kMostSegments, 16 << 10,
-                            std::min<size_t>(config.root.switch_buffer_bytes, 8 << 20) / 8 + 8192);
-}
 
 }  // namespace
-
-transport::SimOptions NetworkOptions(const Config& config, const std::string& transport) {
-  transport::SimOptions options;
-  options.seed = config.seed;
-  options.flow_control =
-      transport == "tcp" ? transport::SimFlowControl::kTcp : transport::SimFlowControl::kCredit;
-  options.segment_bytes = SegmentBytes(config);
-  return options;
-}
 
 Arm::Arm(const Config& config, const Policy& policy, const std::string& transport)
     : config_(config),

@@ -18,14 +18,11 @@ namespace {
 constexpr int64_t kExample = 65536;
 }
 
-struct AsyncArm::Node {
+struct AsyncArm::Node : RackPlace {
+  explicit Node(const RackPlace& place) : RackPlace(place) {}
   uint32_t index = 0;
   std::string id;
   bool root = false;
-  uint32_t first = 0;  // a rack's clients: first .. end - 1
-  uint32_t end = 0;
-  transport::SimFlow up = 0;
-  transport::SimFlow down = 0;
   AsyncMachine machine;
   uint64_t timer = 0;
   std::optional<absl::Duration> armed;
@@ -45,27 +42,15 @@ AsyncArm::AsyncArm(const Config& config, const std::string& transport)
       population_(config.clients, config.seed, UpdateBytes(config), ModelBytes(config)) {
   result_.policy = "fedbuff";
   result_.transport = transport;
-  transport::SimNodeOptions link;
-  link.up_bytes_per_s = link.down_bytes_per_s = config.root.down_bytes_per_s;
-  link.latency = absl::Seconds(config.racks.latency_s);
-  link.switch_buffer_bytes = config.root.switch_buffer_bytes;
-  link.loss = config.root.loss;
-  const transport::SimNode root = core_.AddNode(link);
-  link.up_bytes_per_s = link.down_bytes_per_s = config.racks.uplink_bytes_per_s;
   clients_.resize(population_.size());
-  const uint64_t racks = config.racks.count;
-  for (uint32_t r = 0; r <= racks; ++r) {
-    nodes_.push_back(std::make_unique<Node>());
+  std::vector<RackPlace> places = AddNodes(config, population_.size(), &core_);
+  places.emplace_back();  // the root's
+  for (uint32_t r = 0; r < places.size(); ++r) {
+    nodes_.push_back(std::make_unique<Node>(places[r]));
     Node& node = *nodes_.back();
     node.index = r;
-    node.root = r == racks;
+    node.root = r + 1 == places.size();
     node.id = node.root ? "root" : absl::StrCat("r", r);
-    if (node.root) break;
-    node.first = static_cast<uint32_t>(population_.size() * r / racks);
-    node.end = static_cast<uint32_t>(population_.size() * (r + 1) / racks);
-    const transport::SimNode at = core_.AddNode(link);
-    node.up = core_.OpenFlow(at, root);
-    node.down = core_.OpenFlow(root, at);
     for (uint32_t c = node.first; c < node.end; ++c) clients_[c].rack = r;
   }
 }

@@ -26,27 +26,13 @@ void Arm::BuildRacks() {
   options.margin = config_.deadline_margin;
   options.participation = config_.participation;
   root_ = std::make_unique<Tier>(options);
-  transport::SimNodeOptions link;
-  link.up_bytes_per_s = config_.root.down_bytes_per_s;  // full duplex
-  link.down_bytes_per_s = config_.root.down_bytes_per_s;
-  link.latency = absl::Seconds(config_.racks.latency_s);
-  link.switch_buffer_bytes = config_.root.switch_buffer_bytes;
-  link.loss = config_.root.loss;
-  const transport::SimNode root = core_.AddNode(link);
-  link.up_bytes_per_s = link.down_bytes_per_s = config_.racks.uplink_bytes_per_s;
   clients_.resize(population_.size());
-  const uint64_t count = config_.racks.count;
-  for (uint32_t r = 0; r < count; ++r) {
-    racks_.push_back(std::make_unique<Rack>(options));
-    Rack& rack = *racks_.back();
-    rack.index = r;
-    rack.id = absl::StrCat("r", r);
-    rack.first = static_cast<uint32_t>(population_.size() * r / count);
-    rack.end = static_cast<uint32_t>(population_.size() * (r + 1) / count);
-    rack.node = core_.AddNode(link);
-    rack.up = core_.OpenFlow(rack.node, root);
-    rack.down = core_.OpenFlow(root, rack.node);
-    for (uint32_t c = rack.first; c < rack.end; ++c) clients_[c].rack = r;
+  for (const RackPlace& place : AddNodes(config_, population_.size(), &core_)) {
+    const auto r = static_cast<uint32_t>(racks_.size());
+    racks_.push_back(std::make_unique<Rack>(options, place));
+    racks_.back()->index = r;
+    racks_.back()->id = absl::StrCat("r", r);
+    for (uint32_t c = place.first; c < place.end; ++c) clients_[c].rack = r;
   }
 }
 

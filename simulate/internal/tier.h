@@ -3,9 +3,12 @@
 
 #include <memory>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "simulate/arm.h"
+#include "simulate/internal/network.h"
 
 namespace tributary::simulate {
 
@@ -19,15 +22,11 @@ struct Arm::Tier {
   std::optional<absl::Duration> armed;
 };
 
-struct Arm::Rack : Arm::Tier {
-  explicit Rack(const aggregation::DeadlineOptions& options) : Tier(options) {}
+struct Arm::Rack : Arm::Tier, RackPlace {
+  Rack(const aggregation::DeadlineOptions& options, const RackPlace& place)
+      : Tier(options), RackPlace(place) {}
   uint32_t index = 0;
   std::string id;
-  uint32_t first = 0;  // its clients: first .. end - 1
-  uint32_t end = 0;
-  transport::SimNode node = 0;
-  transport::SimFlow up = 0;
-  transport::SimFlow down = 0;
   uint64_t round = 0;
   bool finished = true;
   double ingress_free = 0;  // seconds: when its door has taken in all that was sent
