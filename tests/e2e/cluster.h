@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -17,6 +18,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "base/checksum.h"
+#include "base/philox.h"
 #include "base/process.h"
 #include "models/safetensors.h"
 
@@ -94,6 +96,33 @@ class Cluster {
     processes_[name] = std::make_unique<Process>(*std::move(process));
   }
   static std::string Binary(const std::string& name) { return SelfDirectory() + "/" + name; }
+
+  // A root, a rack below it, and clients c0, c1, ...: two of them the rack's, the others the
+  // root's.
+  void RootAndRack(const std::string& more, int rounds, int clients, int think_ms = 0) {
+    const int root = Port(), rack = Port();
+    Root(root, more, rounds, clients);
+    Rack("rack-0", rack, root);
+    for (int i = 0; i < clients; ++i) {
+      Client(absl::StrCat("c", i), {i < 2 ? rack : root}, think_ms);
+    }
+  }
+  // With -9.
+  void Kill(const std::string& name) {
+    processes_.at(name)->Signal(SIGKILL);
+    ASSERT_TRUE(processes_.at(name)->Wait(kPatience).ok()) << name;
+  }
+  // Kills an aggregator some way into whatever phase it is in then, and starts it again, so often
+  // at most and while it runs; how often it was.
+  int KillAtRandom(const std::string& name, int times, PhiloxStream* random) {
+    int kills = 0;
+    for (; kills < times && processes_.at(name)->Running(); ++kills) {
+      absl::SleepFor(absl::Milliseconds(150 + static_cast<int64_t>(random->NextBelow(250))));
+      Kill(name);
+      Serve(name);
+    }
+    return kills;
+  }
 
   Process& operator[](const std::string& name) { return *processes_.at(name); }
   int ExitCode(const std::string& name) {

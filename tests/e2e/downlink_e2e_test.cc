@@ -72,18 +72,8 @@ TEST(DownlinkEndToEnd, TwoTiersPublishTheSameModelsAsFlat) {
 TEST(DownlinkEndToEnd, KilledAtRandomMomentsItEndsInTheSameTwoModels) {
   PhiloxStream random(SeededHash(30, "kill", "downlink"));
   Cluster run;
-  const int root = run.Port(), rack = run.Port();
-  run.Root(root, kSparse, kRounds, kClients);
-  run.Rack("rack-0", rack, root);
-  for (int i = 0; i < kClients; ++i) run.Client(absl::StrCat("c", i), {i < 2 ? rack : root}, 20);
-  int kills = 0;
-  for (; kills < 5 && run["global"].Running(); ++kills) {
-    // Some way into whatever phase it is in then.
-    absl::SleepFor(absl::Milliseconds(150 + static_cast<int64_t>(random.NextBelow(250))));
-    run["global"].Signal(SIGKILL);
-    ASSERT_TRUE(run["global"].Wait(kPatience).ok());
-    run.Serve("global");
-  }
+  run.RootAndRack(kSparse, kRounds, kClients, 20);
+  const int kills = run.KillAtRandom("global", 5, &random);
   EXPECT_EQ(run.ExitCode("global"), 0) << run.Log("global");
   EXPECT_GE(kills, 1);
   EXPECT_EQ(run.ModelHash(kRounds), Undisturbed().at(kRounds).model);
@@ -98,11 +88,8 @@ class DownlinkKilledAfter : public testing::TestWithParam<const char*> {};
 
 TEST_P(DownlinkKilledAfter, GoesOnFromTheSameTwoModels) {
   Cluster run;
-  const int root = run.Port(), rack = run.Port();
   run.NextServe({"--die-after", absl::StrCat(GetParam(), ":3")});
-  run.Root(root, kSparse, kRounds, kClients);
-  run.Rack("rack-0", rack, root);
-  for (int i = 0; i < kClients; ++i) run.Client(absl::StrCat("c", i), {i < 2 ? rack : root});
+  run.RootAndRack(kSparse, kRounds, kClients);
   EXPECT_EQ(run.ExitCode("global"), 128 + SIGKILL) << run.Log("global");
   run.Serve("global");
   EXPECT_EQ(run.ExitCode("global"), 0) << run.Log("global");
@@ -121,13 +108,9 @@ INSTANTIATE_TEST_SUITE_P(Phases, DownlinkKilledAfter, testing::Values("apply", "
 // wrong one.
 TEST(DownlinkEndToEnd, ARackThatIsKilledIsGivenTheWholeModelAndTheRunGoesOn) {
   Cluster run;
-  const int root = run.Port(), rack = run.Port();
-  run.Root(root, kSparse, kRounds, kClients);
-  run.Rack("rack-0", rack, root);
-  for (int i = 0; i < kClients; ++i) run.Client(absl::StrCat("c", i), {i < 2 ? rack : root}, 60);
+  run.RootAndRack(kSparse, kRounds, kClients, 60);
   ASSERT_TRUE(run.AwaitRounds(2)) << run.Log("global");
-  run["rack-0"].Signal(SIGKILL);
-  ASSERT_TRUE(run["rack-0"].Wait(kPatience).ok());
+  run.Kill("rack-0");
   run.Serve("rack-0");
   EXPECT_EQ(run.ExitCode("global"), 0) << run.Log("global");
   EXPECT_EQ(run.ExitCode("rack-0"), 0) << run.Log("rack-0");

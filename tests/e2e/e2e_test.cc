@@ -80,15 +80,12 @@ class KilledAfterTest : public testing::TestWithParam<const char*> {};
 
 TEST_P(KilledAfterTest, GlobalResumesAndEndsInTheSameModel) {
   Cluster run;
-  const int root = run.Port(), rack = run.Port();
   const std::string phase = GetParam();
   // Small models travel within the tasks; this one is fetched.
   const std::string model = phase == "download" ? "2nn" : "logreg";
   run.Model(model);
   run.NextServe({"--die-after", phase + ":3"});
-  run.Root(root, "", kRounds, kClients);
-  run.Rack("rack-0", rack, root);
-  for (int i = 0; i < kClients; ++i) run.Client(absl::StrCat("c", i), {i < 2 ? rack : root});
+  run.RootAndRack("", kRounds, kClients);
   EXPECT_EQ(run.ExitCode("global"), 128 + SIGKILL) << run.Log("global");
   // Models are fetched to be evaluated, when the round is committed.
   const bool committed = phase == "commit" || phase == "publish" || phase == "download";
@@ -110,18 +107,8 @@ INSTANTIATE_TEST_SUITE_P(EndToEnd, KilledAfterTest,
 TEST(EndToEnd, GlobalKilledAtRandomMomentsResumesAndEndsInTheSameModel) {
   PhiloxStream random(SeededHash(20, "kill", "global"));
   Cluster run;
-  const int root = run.Port(), rack = run.Port();
-  run.Root(root, "", kRounds, kClients);
-  run.Rack("rack-0", rack, root);
-  for (int i = 0; i < kClients; ++i) run.Client(absl::StrCat("c", i), {i < 2 ? rack : root}, 20);
-  int kills = 0;
-  for (; kills < 6 && run["global"].Running(); ++kills) {
-    // Some way into whatever phase it is in then.
-    absl::SleepFor(absl::Milliseconds(150 + static_cast<int64_t>(random.NextBelow(250))));
-    run["global"].Signal(SIGKILL);
-    ASSERT_TRUE(run["global"].Wait(kPatience).ok());
-    run.Serve("global");
-  }
+  run.RootAndRack("", kRounds, kClients, 20);
+  const int kills = run.KillAtRandom("global", 6, &random);
   EXPECT_EQ(run.ExitCode("global"), 0) << run.Log("global");
   EXPECT_GE(kills, 1);
   EXPECT_EQ(run.ModelHash(kRounds), UndisturbedHash()) << "after " << kills << " kills\n"
@@ -134,8 +121,7 @@ TEST(EndToEnd, ADamagedNewestCheckpointIsPassedOverAndTheRunEndsInTheSameModel) 
   run.Root(port, "", kRounds, kClients);
   for (int i = 0; i < kClients; ++i) run.Client(absl::StrCat("c", i), {port}, 20);
   ASSERT_TRUE(run.AwaitRounds(3)) << run.Log("global");
-  run["global"].Signal(SIGKILL);
-  ASSERT_TRUE(run["global"].Wait(kPatience).ok());
+  run.Kill("global");
   const std::string folder = run.dir() + "/checkpoints/e2e/";
   v1::CheckpointManifest manifest;
   ASSERT_TRUE(manifest.ParseFromString(Read(folder + "MANIFEST")));
@@ -155,13 +141,9 @@ TEST(EndToEnd, ADamagedNewestCheckpointIsPassedOverAndTheRunEndsInTheSameModel) 
 
 TEST(EndToEnd, RackKilledMidRoundIsAwaitedAndTheRoundCountsItsClientsOnce) {
   Cluster run;
-  const int root = run.Port(), rack = run.Port();
-  run.Root(root, "", kRounds, kClients);
-  run.Rack("rack-0", rack, root);
-  for (int i = 0; i < kClients; ++i) run.Client(absl::StrCat("c", i), {i < 2 ? rack : root}, 60);
+  run.RootAndRack("", kRounds, kClients, 60);
   ASSERT_TRUE(run.AwaitRounds(2)) << run.Log("global");
-  run["rack-0"].Signal(SIGKILL);
-  ASSERT_TRUE(run["rack-0"].Wait(kPatience).ok());
+  run.Kill("rack-0");
   run.Serve("rack-0");
   EXPECT_EQ(run.ExitCode("global"), 0) << run.Log("global");
   const auto rounds = run.Rounds();
@@ -176,8 +158,7 @@ TEST(EndToEnd, EveryClientKilledMidRoundEndsTheRunWithAnError) {
   const int port = run.Port();
   run.Root(port, "", 1000, 2);
   std::string config = Read(run.dir() + "/global.toml");
-  run["global"].Signal(SIGKILL);
-  ASSERT_TRUE(run["global"].Wait(kPatience).ok());
+  run.Kill("global");
   run.Write("global",
             absl::StrReplaceAll(config, {{"startup_limit_s = 60", "startup_limit_s = 2"},
                                          {"rejoin_grace_s = 20", "rejoin_grace_s = 0.5"}}));

@@ -36,10 +36,6 @@ class Failover : public ::testing::Test {
   bool AwaitSumOf(const std::string& rack) {
     return run_.AwaitLog("global", absl::StrCat("partial sum of \"", rack, "\": chunk 1 of 1"));
   }
-  void KillRack0() {
-    run_["rack-0"].Signal(SIGKILL);
-    ASSERT_TRUE(run_["rack-0"].Wait(kPatience).ok());
-  }
   std::vector<std::string> Contributors(int round) {
     const v1::CheckpointState state = StateOf(run_, round);
     return {state.contributors().begin(), state.contributors().end()};
@@ -58,7 +54,7 @@ TEST_F(Failover, ClientsOfARackKilledMidRoundAreInTheSameRoundThroughTheNext) {
   Client(1, 10);
   Client(3, 10);
   ASSERT_TRUE(AwaitSumOf("rack-1")) << run_.Log("global") << run_.Log("rack-1");
-  KillRack0();
+  run_.Kill("rack-0");
   EXPECT_EQ(run_.ExitCode("global"), 0) << run_.Log("global");
   EXPECT_THAT(Contributors(1), ElementsAre("c0", "c1", "c2", "c3"))
       << run_.Log("global") << run_.Log("rack-1");
@@ -78,7 +74,7 @@ TEST_F(Failover, ClientsWhoseRackIsKilledAfterItsSumIsInAreNotCountedAgain) {
   Client(1, 10);
   Client(3, 4000);
   ASSERT_TRUE(AwaitSumOf("rack-0")) << run_.Log("global") << run_.Log("rack-0");
-  KillRack0();
+  run_.Kill("rack-0");
   for (const char* client : {"c0", "c2"}) {
     EXPECT_TRUE(run_.AwaitLog("rack-1", absl::StrCat("\"", client,
                                                      "\" is counted in round 1 "

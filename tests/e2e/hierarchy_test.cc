@@ -59,8 +59,7 @@ TEST(RackWithRoundsOfItsOwn, KilledInItsSecondTheRoundGoesOnWithoutIt) {
   // Each of its rounds takes a while: the kill falls into the second.
   run.Client("b", {two}, 1000);
   ASSERT_TRUE(run.AwaitLog("rack-2", "its own round 1 of 3")) << run.Log("rack-2");
-  run["rack-2"].Signal(SIGKILL);
-  ASSERT_TRUE(run["rack-2"].Wait(kPatience).ok());
+  run.Kill("rack-2");
   EXPECT_EQ(run.Log("rack-2").find("its own round 2 of 3"), std::string::npos);
   ASSERT_EQ(run.ExitCode("global"), 0) << run.Log("global");
   const auto rounds = run.Rounds();

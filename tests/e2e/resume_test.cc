@@ -4,13 +4,9 @@
 #include <gmock/gmock.h>
 
 #include <bit>
-#include <cmath>
 #include <csignal>
-#include <cstring>
 
-#include "base/philox.h"
-#include "models/builtin.h"
-#include "tests/e2e/cluster.h"
+#include "tests/e2e/recompute.h"
 
 namespace tributary {
 namespace {
@@ -21,41 +17,19 @@ constexpr int kChunks = 10;
 constexpr int kHalf = 4;
 constexpr int kFractionBits = 30;
 
-int64_t WeightOf(const std::string& id) {
-  return 5 + static_cast<int64_t>(SeededHash(1, "weight", id) % 20);
-}
-
 // Round 1's deltas of these clients on the grid, weighted and added up.
-std::vector<int64_t> SumsOf(const std::vector<std::string>& ids) {
+std::vector<int64_t> SumsOfRound1(const std::vector<std::string>& ids) {
   const auto model = models::BuiltinModel(absl::StrCat("synthetic:", kElements), 1);
   EXPECT_TRUE(model.ok()) << model.status();
-  std::vector<int64_t> sums(kElements, 0);
-  for (const std::string& id : ids) {
-    uint64_t at = 0;
-    for (uint32_t t = 0; t < model->layout->tensors().size(); ++t) {
-      PhiloxStream random(SeededHash(1, "delta", id), t);
-      for (uint64_t i = 0; i < model->layout->TensorElements(t); ++i) {
-        const float delta = static_cast<float>(random.NextDouble() - 0.5) * 0.1f;
-        sums[at++] += WeightOf(id) * std::llrint(std::ldexp(double{delta}, kFractionBits));
-      }
-    }
-  }
-  return sums;
+  return SumsOf(*model->layout, InRound(1, ids), kFractionBits);
 }
 
 // The model after round 1 with these clients in it, as rounds.jsonl has it.
 std::string ModelWith(const std::vector<std::string>& ids) {
-  auto model = models::BuiltinModel(absl::StrCat("synthetic:", kElements), 1);
-  const std::vector<int64_t> sums = SumsOf(ids);
-  int64_t total = 0;
-  for (const std::string& id : ids) total += WeightOf(id);
-  auto* values = reinterpret_cast<float*>(model->bytes.data());
-  for (uint64_t i = 0; i < kElements; ++i) {
-    const double mean =
-        std::ldexp(static_cast<double>(sums[i]) / static_cast<double>(total), -kFractionBits);
-    values[i] = static_cast<float>(double{values[i]} + mean);
-  }
-  return absl::BytesToHexString(Sha256Of(model->bytes));
+  const auto model = models::BuiltinModel(absl::StrCat("synthetic:", kElements), 1);
+  EXPECT_TRUE(model.ok()) << model.status();
+  return absl::BytesToHexString(
+      Sha256Of(Recomputed(*model->layout, model->bytes, InRound(1, ids), kFractionBits)));
 }
 
 // The packed length of the first chunks (docs/wire-format.md, "Partial sum").
@@ -103,10 +77,6 @@ class RackAtFortyPercent : public ::testing::TestWithParam<std::string> {
                                          rack_, root_, GetParam(), more));
     run_.Serve("rack-0");
   }
-  void Kill() {
-    run_["rack-0"].Signal(SIGKILL);
-    ASSERT_TRUE(run_["rack-0"].Wait(kPatience).ok());
-  }
   nlohmann::json Round() {
     EXPECT_EQ(run_.ExitCode("global"), 0) << run_.Log("global");
     const auto rounds = run_.Rounds();
@@ -120,21 +90,21 @@ class RackAtFortyPercent : public ::testing::TestWithParam<std::string> {
 
 TEST_P(RackAtFortyPercent, KilledForGoodLeavesTheModelOfTheOthersToTheBit) {
   Start("0.5", "");
-  Kill();
+  run_.Kill("rack-0");
   const auto round = Round();
   EXPECT_EQ(round["accepted"], 1);
   EXPECT_EQ(round["model_sha256"], ModelWith({"b"}));
-  EXPECT_EQ(round["bytes"]["from_aggregators"], PackedBytes(SumsOf({"a"}), kHalf));
+  EXPECT_EQ(round["bytes"]["from_aggregators"], PackedBytes(SumsOfRound1({"a"}), kHalf));
 }
 
 TEST_P(RackAtFortyPercent, KilledAndStartedAgainSendsOnlyTheMissingChunks) {
   Start("60", "");
-  Kill();
+  run_.Kill("rack-0");
   Rack("");
   const auto round = Round();
   EXPECT_EQ(round["accepted"], 2);
   EXPECT_EQ(round["model_sha256"], ModelWith({"a", "b"}));
-  EXPECT_EQ(round["bytes"]["from_aggregators"], PackedBytes(SumsOf({"a"}), kChunks));
+  EXPECT_EQ(round["bytes"]["from_aggregators"], PackedBytes(SumsOfRound1({"a"}), kChunks));
   EXPECT_THAT(run_.Log("global"), testing::HasSubstr("goes on after chunk 4 of 10"));
 }
 
@@ -144,7 +114,7 @@ TEST_P(RackAtFortyPercent, CutAgainAndAgainNeverSendsAChunkTwice) {
   const auto round = Round();
   EXPECT_EQ(round["accepted"], 2);
   EXPECT_EQ(round["model_sha256"], ModelWith({"a", "b"}));
-  EXPECT_EQ(round["bytes"]["from_aggregators"], PackedBytes(SumsOf({"a"}), kChunks));
+  EXPECT_EQ(round["bytes"]["from_aggregators"], PackedBytes(SumsOfRound1({"a"}), kChunks));
   EXPECT_THAT(run_.Log("global"),
               testing::AllOf(testing::HasSubstr("goes on after chunk 4 of 10"),
                              testing::HasSubstr("goes on after chunk 8 of 10")));
