@@ -17,6 +17,7 @@
 #include "base/philox.h"
 #include "base/process.h"
 #include "base/status.h"
+#include "bench/json_lines.h"
 #include "client/client.h"
 
 namespace tributary::bench {
@@ -33,6 +34,7 @@ class SteadyTrainer final : public client::Trainer {
   absl::StatusOr<client::TrainResult> Train(const client::TrainTask& task,
                                             const std::function<bool()>& cancelled) override {
     const absl::Time end = absl::Now() + kTraining;
+    // `cancelled` can only be asked; a millisecond is a thirtieth of the training.
     while (absl::Now() < end && !cancelled()) absl::SleepFor(absl::Milliseconds(1));
     client::TrainResult result;
     result.weight = 10;
@@ -86,11 +88,14 @@ class Cluster {
   }
 
   absl::Status Serve(const std::string& name) {
-    ASSIGN_OR_RETURN(Process process,
-                     Process::Start({SelfDirectory() + "/tributary", "serve",
-                                     (out_ / (name + ".toml")).string()},
-                                    {.log_file = (out_ / (name + ".log")).string()}));
+    const bool root = name == "global";
+    ASSIGN_OR_RETURN(
+        Process process,
+        Process::Start({SelfDirectory() + "/tributary", "serve", (out_ / (name + ".toml")).string(),
+                        "--progress", root ? "json" : "none"},
+                       {.log_file = (out_ / (name + ".log")).string(), .pipe_stdout = root}));
     processes_[name] = std::make_unique<Process>(std::move(process));
+    if (root) rounds_ = JsonLines(processes_[name]->stdout_fd());
     return absl::OkStatus();
   }
   absl::Status Kill(const std::string& name) {
@@ -101,18 +106,18 @@ class Cluster {
   // Until so many more rounds have been committed with all clients' updates; the time of the last.
   absl::StatusOr<absl::Time> Await(int rounds) {
     const absl::Time limit = absl::Now() + kLimit;
-    Lines();  // those that are there do not count
+    while (rounds_.Next(absl::InfinitePast()).ok()) {
+    }  // those that are there do not count
     for (int seen = 0; seen < rounds;) {
-      if (absl::Now() > limit) {
-        return absl::DeadlineExceededError(
-            absl::StrCat("no round with all ", kClients, " clients within ",
+      const auto round = rounds_.Next(limit);
+      if (!round.ok()) {
+        return Annotate(
+            round.status(),
+            absl::StrCat("awaiting a round with all ", kClients, " clients, at most ",
                          absl::FormatDuration(kLimit), "; see the logs in ", out_.string()));
       }
-      for (const nlohmann::json& line : Lines()) {
-        seen += line.value("accepted", 0) == kClients && line.value("committed", true) ? 1 : 0;
-        if (const double s = line.value("seconds", 0.0); s > 0) seconds_.push_back(s);
-      }
-      absl::SleepFor(absl::Milliseconds(1));
+      seen += round->value("accepted", 0) == kClients && round->value("committed", true) ? 1 : 0;
+      if (const double s = round->value("seconds", 0.0); s > 0) seconds_.push_back(s);
     }
     return absl::Now();
   }
@@ -133,19 +138,6 @@ class Cluster {
     file << "[transport]\nkind = \"tcp\"\nlisten = \"127.0.0.1:0\"\n" << more;
   }
 
-  // Whole lines that came since the last call.
-  std::vector<nlohmann::json> Lines() {
-    std::vector<nlohmann::json> lines;
-    std::ifstream file(out_ / "checkpoints" / "recovery" / "rounds.jsonl");
-    file.seekg(static_cast<std::streamoff>(read_));
-    std::string line;
-    while (std::getline(file, line) && !file.eof()) {
-      read_ += line.size() + 1;
-      lines.push_back(nlohmann::json::parse(line, nullptr, false));
-    }
-    return lines;
-  }
-
   const std::filesystem::path out_;
   int ports_[3] = {};
   SteadyTrainer trainer_;
@@ -153,13 +145,14 @@ class Cluster {
   std::vector<std::unique_ptr<client::Client>> clients_;
   std::vector<std::thread> threads_;
   std::vector<double> seconds_;
-  uint64_t read_ = 0;
+  JsonLines rounds_{-1};  // of the global that runs now
 };
 
 // Milliseconds from when it is back, or, where it stays away, from the kill.
 absl::StatusOr<double> KillOnce(Cluster* cluster, const std::string& victim, bool comes_back,
                                 PhiloxStream* random) {
   RETURN_IF_ERROR(cluster->Await(2).status());
+  // Some way into whatever the cluster does then.
   absl::SleepFor(absl::Milliseconds(static_cast<int64_t>(random->NextBelow(60))));
   absl::Time from = absl::Now();
   RETURN_IF_ERROR(cluster->Kill(victim));

@@ -1,16 +1,14 @@
 // Starting nodes, senders and sinks, and reading what they report.
 #include "bench/round_runs.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_split.h"
 #include "base/status.h"
+#include "bench/json_lines.h"
 
 namespace tributary::bench {
 namespace {
@@ -18,20 +16,6 @@ namespace {
 using nlohmann::json;
 
 std::string Self() { return SelfDirectory() + "/tributary"; }
-
-// Reads whole lines until the writer ends.
-std::vector<json> ReadLines(int fd) {
-  std::string text;
-  char buffer[4096];
-  ssize_t n = 0;
-  while ((n = read(fd, buffer, sizeof(buffer))) > 0) text.append(buffer, static_cast<size_t>(n));
-  std::vector<json> out;
-  for (const auto line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
-    json parsed = json::parse(std::string(line), nullptr, false);
-    if (!parsed.is_discarded()) out.push_back(std::move(parsed));
-  }
-  return out;
-}
 
 std::vector<json> ReadFile(const std::string& path) {
   std::ifstream file(path);
@@ -87,7 +71,7 @@ class RealRun {
     RealResult result;
     ASSIGN_OR_RETURN(auto senders, StartSenders(setup_, doors_));
     // The end of the root's progress is the end of the run.
-    const std::vector<json> lines = ReadLines(nodes_[0].stdout_fd());
+    const std::vector<json> lines = JsonLines(nodes_[0].stdout_fd()).Rest();
     double cpu = 0;
     for (Process& node : nodes_) {
       RETURN_IF_ERROR(node.Wait(absl::Seconds(60)).status());
@@ -227,7 +211,7 @@ absl::StatusOr<RawResult> RunSink(const RoundSetup& setup, bool default_windows)
       Process sink,
       Process::Start(argv, {.log_file = (setup.out / "sink.log").string(), .pipe_stdout = true}));
   ASSIGN_OR_RETURN(auto senders, StartSenders(setup, {absl::StrCat("127.0.0.1:", port)}));
-  const std::vector<json> lines = ReadLines(sink.stdout_fd());
+  const std::vector<json> lines = JsonLines(sink.stdout_fd()).Rest();
   RETURN_IF_ERROR(sink.Wait(absl::Seconds(30)).status());
   const double cpu = sink.cpu_seconds();
   if (lines.size() != setup.rounds)

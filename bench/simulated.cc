@@ -1,8 +1,6 @@
 // Three configurations, each simulated and run.
 #include "bench/simulated.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -12,9 +10,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_split.h"
 #include "base/process.h"
 #include "base/status.h"
+#include "bench/json_lines.h"
 #include "models/builtin.h"
 #include "simulate/arm.h"
 #include "simulate/config.h"
@@ -110,18 +108,9 @@ class RealRun {
 
   // The end of the root's progress is the end of the run.
   absl::StatusOr<std::vector<double>> Follow() {
-    std::string text;
-    char buffer[4096];
-    ssize_t n = 0;
-    while ((n = read(processes_[0].stdout_fd(), buffer, sizeof(buffer))) > 0) {
-      text.append(buffer, static_cast<size_t>(n));
-    }
     std::vector<double> seconds;
-    for (const auto line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
-      const auto round = nlohmann::json::parse(std::string(line), nullptr, false);
-      if (!round.is_discarded() && round.value("committed", false)) {
-        seconds.push_back(round["seconds"].get<double>());
-      }
+    for (const nlohmann::json& round : JsonLines(processes_[0].stdout_fd()).Rest()) {
+      if (round.value("committed", false)) seconds.push_back(round["seconds"].get<double>());
     }
     for (Process& process : processes_) RETURN_IF_ERROR(process.Wait(absl::Seconds(60)).status());
     if (seconds.size() == kRounds) return seconds;

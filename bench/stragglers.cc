@@ -1,13 +1,12 @@
 // Two arms by real processes, one after the other, and two by simulation.
 #include "bench/stragglers.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <thread>
 
 #include "absl/strings/match.h"
@@ -17,6 +16,7 @@
 #include "base/philox.h"
 #include "base/process.h"
 #include "base/status.h"
+#include "bench/json_lines.h"
 #include "simulate/arm.h"
 #include "simulate/config.h"
 #include "simulate/report.h"
@@ -74,7 +74,7 @@ class RealArm {
     std::ofstream(out_ / "client.toml")
         << "[client]\nid = \"c\"\nendpoints = [\"127.0.0.1:1\"]\n[data]\ndataset = "
            "\"fashion-mnist\"\nsplit = \"dirichlet\"\nalpha = 0.5\nseed = 1\n[model]\nname = "
-           "\"mlp-fashion\"\n[log]\nlevel = \"debug\"\n";
+           "\"mlp-fashion\"\n";
   }
 
   std::string RootSections() const {
@@ -92,7 +92,7 @@ class RealArm {
         "[node]\nname = \"%s\"\nlisten = \"127.0.0.1:%d\"\n%s\n[transport]\nlisten = "
         "\"127.0.0.1:0\"\n%s",
         name, port, root ? "" : absl::StrFormat("parent = \"127.0.0.1:%d\"\n", root_port_),
-        root_sections);
+        root ? root_sections : "[log]\nlevel = \"debug\"\n");
     ASSIGN_OR_RETURN(
         Process process,
         Process::Start(
@@ -126,22 +126,35 @@ class RealArm {
     return absl::OkStatus();
   }
 
-  // Until each process has its data: it says so of each client.
-  absl::Status AwaitClients() const {
+  // Until all have loaded their data and stand at their racks' doors, which the racks say in their
+  // logs. Another process's file gives no sign when it grows: it is looked at again, at once where
+  // a process of clients has ended before its time.
+  absl::Status AwaitClients() {
     const absl::Time end = absl::Now() + kLoading;
-    for (uint32_t i = 0; i < kProcesses;) {
-      std::ifstream file(LogOf(i));
-      const std::string text{std::istreambuf_iterator<char>(file), {}};
-      if (absl::StrContains(text, " training and ")) {
-        ++i;
-      } else if (absl::Now() > end) {
-        return absl::DeadlineExceededError(absl::StrCat("clients did not start; see ", LogOf(i)));
-      } else {
-        absl::SleepFor(absl::Milliseconds(50));
+    for (uint32_t i = 0; AtTheDoors() < kClients; i = (i + 1) % kProcesses) {
+      const auto code = clients_[i].Wait(absl::Milliseconds(50));
+      if (code.ok()) {
+        return absl::AbortedError(absl::StrCat("clients ended with ", *code, "; see ", LogOf(i)));
+      }
+      if (absl::Now() > end) {
+        return absl::DeadlineExceededError(
+            absl::StrCat("only ", AtTheDoors(), " of ", kClients, " clients came within ",
+                         absl::FormatDuration(kLoading), "; see ", out_.string()));
       }
     }
-    absl::SleepFor(absl::Seconds(1));  // the last have loaded their data; now they join
     return absl::OkStatus();
+  }
+  size_t AtTheDoors() const {
+    std::set<std::string> ids;  // one that comes again is one
+    for (uint32_t i = 0; i < kRacks; ++i) {
+      std::ifstream file(out_ / absl::StrCat("rack-", i, ".log"));
+      for (std::string line; std::getline(file, line);) {
+        if (!absl::StrContains(line, " waits for the run")) continue;
+        const size_t id = line.find('"') + 1;
+        ids.insert(line.substr(id, line.find('"', id) - id));
+      }
+    }
+    return ids.size();
   }
 
   // A process of clients dies within the time that a usual client trains, and comes back.
@@ -155,26 +168,18 @@ class RealArm {
 
   absl::StatusOr<Measured> Follow() {
     Measured measured;
-    std::string text;
-    char buffer[4096];
-    ssize_t n = 0;
-    while ((n = read(nodes_.back().stdout_fd(), buffer, sizeof(buffer))) > 0) {
-      text.append(buffer, static_cast<size_t>(n));
-      for (size_t end = text.find('\n'); end != std::string::npos; end = text.find('\n')) {
-        const auto line = nlohmann::json::parse(text.substr(0, end), nullptr, false);
-        text.erase(0, end + 1);
-        if (line.is_discarded()) continue;
-        if (!line.value("committed", false)) {
-          return absl::AbortedError(absl::StrCat(
-              "arm \"", policy_.name, "\": a round failed: ", line.value("why_not", "")));
-        }
-        measured.seconds.push_back(line["seconds"].get<double>());
-        measured.accepted += line["accepted"].get<uint64_t>();
-        if (line.contains("evaluation")) {
-          measured.accuracy = line["evaluation"].value("test_accuracy", 0.0);
-        }
-        if (measured.seconds.size() < kRounds) RETURN_IF_ERROR(KillOne());
+    JsonLines rounds(nodes_.back().stdout_fd());
+    for (auto round = rounds.Next(); round.ok(); round = rounds.Next()) {
+      if (!round->value("committed", false)) {
+        return absl::AbortedError(absl::StrCat(
+            "arm \"", policy_.name, "\": a round failed: ", round->value("why_not", "")));
       }
+      measured.seconds.push_back((*round)["seconds"].get<double>());
+      measured.accepted += (*round)["accepted"].get<uint64_t>();
+      if (round->contains("evaluation")) {
+        measured.accuracy = (*round)["evaluation"].value("test_accuracy", 0.0);
+      }
+      if (measured.seconds.size() < kRounds) RETURN_IF_ERROR(KillOne());
     }
     if (measured.seconds.size() == kRounds && measured.accuracy > 0) return measured;
     return absl::AbortedError(absl::StrCat("arm \"", policy_.name, "\" committed ",

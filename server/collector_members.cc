@@ -29,6 +29,7 @@ void Collector::OnSessionEnd(std::shared_ptr<Session> session) {
 
 void Collector::Join(std::shared_ptr<Session> session) {
   if (layout_ == nullptr) {
+    spdlog::debug("\"{}\" from {} waits for the run", session->join().id(), session->peer());
     waiting_joins_.push_back(std::move(session));
     return;
   }
