@@ -48,8 +48,8 @@ struct Measured {
 
 class RealArm {
  public:
-  RealArm(const Policy& policy, std::filesystem::path out)
-      : policy_(policy), out_(std::move(out) / policy.name), random_(1) {}
+  RealArm(const Policy& policy, const std::filesystem::path& out)
+      : policy_(policy), out_(out / policy.name), random_(1) {}
 
   absl::StatusOr<Measured> Run() {
     std::error_code ignored;

@@ -82,8 +82,7 @@ void Arm::RackAct(Rack& rack, const std::vector<Action>& actions) {
         StartClient(rack,
                     static_cast<uint32_t>(std::strtoul(action.member.c_str() + 1, nullptr, 10)));
         break;
-      case Action::Kind::kAbort:
-        break;                     // Whole finds that its ticket counts no more
+      case Action::Kind::kAbort:   // Whole finds that its ticket counts no more
       case Action::Kind::kClaims:  // nobody claims here
       case Action::Kind::kCollect:
         break;
