@@ -554,7 +554,7 @@ class Root final : public NodeBase {
   RoundReport report_;
   bool judging_ = false;         // the evaluator has the last model
   bool awaiting_judge_ = false;  // and nothing else is waited for
-  Evaluator judge_{c_.evaluation.command};
+  Evaluator judge_{c_.evaluation.command, &clock_};
   JobThread judge_jobs_;  // the evaluator dies with this thread
   JobThread jobs_;        // the last member: it ends before what its jobs use
 };
