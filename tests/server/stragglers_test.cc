@@ -138,6 +138,7 @@ TEST_F(StragglersTest, HoldsALateUpdateUntilTheNextRoundBeginsAndCallsNobodyAway
   EXPECT_EQ(a.AwaitTask().spec().kind(), v1::EVALUATE);
   v1::UploadResponse late;
   std::thread upload([&] { late = b.Upload(EncodeTest(2), 10 * kExample); });
+  node.AwaitPhase("hold");  // else it may come when the round has begun already
   v1::SessionRequest request;
   v1::Report* report = request.mutable_report();
   report->set_round(2);
