@@ -180,7 +180,8 @@ TEST_F(StragglersTest, HoldsOneLateUpdateOfAClientAndNoMore) {
   }
   {
     std::unique_lock lock(mu);
-    EXPECT_TRUE(changed.wait_for(lock, std::chrono::seconds(20), [&] { return !answers.empty(); }));
+    EXPECT_TRUE(
+        changed.wait_for(lock, absl::ToChronoSeconds(kPatience), [&] { return !answers.empty(); }));
   }
   v1::SessionRequest request;
   v1::Report* report = request.mutable_report();
