@@ -51,6 +51,7 @@ void RoundMachine::Enter(const Member& member, Actions* actions) {
   if (newer) ++state.lives;
   if (newer && !fresh && member.aggregator) {
     ForgetClaims(*it);  // its former life's
+    ForgetWaiting(member.id);
     state.fenced = state.supplement = state.blank = false;
     state.granted = state.done = 0;
   }

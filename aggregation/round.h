@@ -28,6 +28,18 @@ enum class Late {
 // The partial sums that a rack may send in a round: one, and one more with what came after it.
 inline constexpr uint32_t kMostParts = 2;
 
+// A name, of a member or of a client behind one; a longer one is a mistake or an attack.
+inline constexpr size_t kMostIdBytes = 256;
+
+// A faulty aggregator must not fill the memory with clients that it makes up. The claims of one
+// that wait or are granted: kFewClaims, or twice the clients known below this node where those are
+// more (a dead neighbour's all come to it, and others for the first time), but kMostClaims at most;
+// those of all together: kMostClaimsOfAll. A node holds 20,000 sessions by default, a run that it
+// is built for 100,000 clients.
+inline constexpr uint64_t kFewClaims = 1 << 16;
+inline constexpr uint64_t kMostClaims = 1 << 18;
+inline constexpr uint64_t kMostClaimsOfAll = 1 << 19;
+
 struct RoundPlan {
   uint64_t round = 0;
   uint64_t seed = 0;
@@ -109,13 +121,13 @@ struct Action {
     kTask,     // send the task to `member`
     kAbort,    // cancel the upload with `ticket`: the round has closed or a newer attempt is here
     kClosed,   // no more is admitted and nothing is in flight: Result() is final
-    kClaims,   // tell `member` which of its claims are granted, and which are taken
+    kClaims,   // tell `member` which of its claims are granted, taken or refused
     kCollect,  // tell `member` that its second partial sum is wanted now
   };
   Kind kind;
   std::string member{};
   uint64_t ticket = 0;
-  std::vector<std::string> granted{}, taken{};  // client ids
+  std::vector<std::string> granted{}, taken{}, refused{};  // client ids
 };
 
 // What a rack says of clients that came to it while a round was running, and that may have been
@@ -204,8 +216,8 @@ class RoundMachine {
   // other aggregators are in, or they were given up. One whose session has ended is fenced by that:
   // what its present life still offers in this round is refused, and counts nowhere. Taken is who
   // is counted already. Else the claim waits. Answers come as kClaims, now or after a later event.
-  // A round whose quorum is everybody does not close by answers
-  // before granted ones are done.
+  // Refused, at once and without a trace, is what passes the bounds on claims (kMostClaims) or on
+  // ids. A round whose quorum is everybody does not close by answers before granted ones are done.
   std::vector<Action> Claim(const std::string& id, uint64_t epoch, const ClaimRequest& request,
                             absl::Duration now);
   // How many clients an aggregator has now. One that began anew, or is away, and has none is not
@@ -213,7 +225,8 @@ class RoundMachine {
   std::vector<Action> Census(const std::string& id, uint64_t epoch, uint64_t clients,
                              absl::Duration now);
   // The parent has granted this member's claim (`late`: it is not awaited), or has said that it is
-  // counted elsewhere: then it is a duplicate here.
+  // counted elsewhere: then it is a duplicate here. Only for clients that this node has claimed:
+  // their number is what bounds the strangers among the members.
   std::vector<Action> Claimed(const std::string& id, bool late, absl::Duration now);
   std::vector<Action> Elsewhere(const std::string& id, absl::Duration now);
   bool CountedElsewhere(const std::string& id) const;
@@ -293,6 +306,8 @@ class RoundMachine {
     uint64_t clients = 0;            // below it
     uint64_t most = 0;               // ever, in its present life and this round
     uint64_t granted = 0, done = 0;  // claims that the round waits for
+    uint64_t waiting = 0;            // of its claims, in waiting_
+    uint64_t held = 0;               // and in claims_, granted
   };
   using Entry = std::pair<const std::string, State>;
   struct Attempt {  // admitted and not yet through the workers
@@ -333,8 +348,11 @@ class RoundMachine {
   Ruling Judge(const std::string& client, Entry& claimer, Actions* actions);
   void Fence(Entry& member, Actions* actions);
   void CountClients();
+  bool TakeClaim(const std::string& client, Entry& claimer, bool late);  // false: refused
+  uint64_t MostClaims() const;                                           // of one aggregator
+  void Release(Holder* holder);                                          // no longer granted
   void ForgetWaiting(const std::string& id);
-  void ForgetClaims(Entry& member);  // its grants, and what it waits for
+  void ForgetClaims(Entry& member);  // its grants
   uint64_t Below() const;            // claims granted to aggregators that are not done
   uint64_t OpenSupplements() const;
   uint64_t Homeless() const;  // aggregators that need not be awaited, all clients being elsewhere
@@ -380,6 +398,7 @@ class RoundMachine {
   std::map<uint64_t, Attempt> attempts_;  // by ticket; ordered, for the order of the aborts
   absl::flat_hash_map<std::string, Holder> claims_;              // by client id
   std::map<std::pair<std::string, std::string>, bool> waiting_;  // (client, claimer): is it late?
+  uint64_t granted_ = 0;                                         // of claims_
   std::vector<Entry*> aggregators_;
   uint64_t most_clients_ = 0;  // below the aggregators present, ever in this round
   std::map<std::pair<absl::Duration, uint64_t>, Entry*> graces_;  // by (given_up_at, order)

@@ -4,17 +4,15 @@
 // What makes each count once is Offer: a partial sum that names a client that is counted under
 // another is refused whole. The claims see to it that none has to be.
 #include <algorithm>
+#include <utility>
 
 #include "aggregation/internal/round_answers.h"
 #include "aggregation/round.h"
 
 namespace tributary::aggregation {
 
-using internal::IsIn;
+using internal::AddSaturating;
 using internal::IsPending;
-
-// A faulty aggregator must not fill the memory with ids that it makes up.
-constexpr size_t kMostWaiting = 1'000'000;
 
 // ---- At the parent
 
@@ -33,12 +31,36 @@ std::vector<Action> RoundMachine::Claim(const std::string& id, uint64_t epoch,
   if (called_ && state.supplement && !was_open) {
     actions.push_back({.kind = Action::Kind::kCollect, .member = id});
   }
+  Action refusal{.kind = Action::Kind::kClaims, .member = id};
   for (const std::string& client : request.clients) {
-    if (waiting_.size() < kMostWaiting) waiting_.emplace(std::pair(client, id), request.late);
+    if (!TakeClaim(client, *it, request.late)) refusal.refused.push_back(client);
   }
+  if (!refusal.refused.empty()) actions.push_back(std::move(refusal));
   ResolveClaims(&actions);
   Advance(now_, &actions);
   return actions;
+}
+
+bool RoundMachine::TakeClaim(const std::string& client, Entry& claimer, bool late) {
+  if (client.empty() || client.size() > kMostIdBytes) return false;
+  State& state = claimer.second;
+  std::pair key(client, claimer.first);
+  if (waiting_.contains(key)) return true;
+  // What is decided is answered at once, as before: it takes no room.
+  const auto it = claims_.find(client);
+  const bool decided =
+      it != claims_.end() &&
+      (it->second.counted || (it->second.granted && it->second.member == &claimer));
+  const bool room =
+      state.waiting + state.held < MostClaims() && waiting_.size() + granted_ < kMostClaimsOfAll;
+  if (!decided && !room) return false;
+  waiting_.emplace(std::move(key), late);
+  ++state.waiting;
+  return true;
+}
+
+uint64_t RoundMachine::MostClaims() const {
+  return std::clamp(AddSaturating(most_clients_, most_clients_), kFewClaims, kMostClaims);
 }
 
 void RoundMachine::ResolveClaims(Actions* actions) {
@@ -60,11 +82,15 @@ void RoundMachine::ResolveClaims(Actions* actions) {
     } else {
       answer.granted.push_back(client);
       const bool late = it->second;
-      const bool fresh =
-          claims_.try_emplace(client, Holder{.member = &member, .late = late}).second;
-      claims_[client].granted = true;
+      const auto [held, fresh] =
+          claims_.try_emplace(client, Holder{.member = &member, .late = late});
+      if (!std::exchange(held->second.granted, true)) {
+        ++member.second.held;
+        ++granted_;
+      }
       if (fresh && !late) ++member.second.granted;
     }
+    --member.second.waiting;
     it = waiting_.erase(it);
   }
   for (auto& [claimer, answer] : answers) actions->push_back(std::move(answer));
@@ -112,6 +138,13 @@ void RoundMachine::Fence(Entry& member, Actions* actions) {
 
 void RoundMachine::ForgetWaiting(const std::string& id) {
   std::erase_if(waiting_, [&](const auto& entry) { return entry.first.second == id; });
+  if (const auto it = members_.find(id); it != members_.end()) it->second.waiting = 0;
+}
+
+void RoundMachine::Release(Holder* holder) {
+  holder->granted = false;
+  --holder->member->second.held;
+  --granted_;
 }
 
 // What an attempt under way names stays claimed by it.
@@ -120,7 +153,7 @@ void RoundMachine::ForgetClaims(Entry& member) {
     const auto old = it++;
     Holder& holder = old->second;
     if (holder.member != &member || holder.counted || !holder.granted) continue;
-    holder.granted = false;
+    Release(&holder);
     if (member.second.ticket == 0) claims_.erase(old);
   }
   member.second.granted = member.second.done = 0;
@@ -132,7 +165,10 @@ std::vector<Action> RoundMachine::Ungrant(const std::string& client, absl::Durat
   if (held != claims_.end() && held->second.granted && !held->second.counted) {
     State& state = held->second.member->second;
     if (!held->second.late && state.granted > 0) --state.granted;
-    if (state.ticket == 0) claims_.erase(held);
+    if (state.ticket == 0) {
+      Release(&held->second);
+      claims_.erase(held);
+    }
   }
   Advance(now, &actions);
   return actions;
@@ -155,7 +191,7 @@ std::vector<Action> RoundMachine::Census(const std::string& id, uint64_t epoch, 
 void RoundMachine::CountClients() {
   uint64_t present = 0;
   for (const Entry* other : aggregators_)
-    present += other->second.present ? other->second.clients : 0;
+    present = AddSaturating(present, other->second.present ? other->second.clients : 0);
   most_clients_ = std::max(most_clients_, present);
 }
 
@@ -165,7 +201,7 @@ uint64_t RoundMachine::Homeless() const {
   uint64_t homeless = 0;
   for (const Entry* other : aggregators_) {
     const State& state = other->second;
-    if (state.present) present += state.clients;
+    if (state.present) present = AddSaturating(present, state.clients);
     const bool empty = !state.present || state.most == 0;
     homeless += state.answer == Answer::kAwaited && state.parts == 0 && empty ? 1 : 0;
   }

@@ -279,6 +279,7 @@ void Collector::Close() {
   if (machine_ == nullptr || spec_.round() != number || !closed_reported_) return;
   ClaimLate(late);
   for (const std::string& id : std::exchange(claims_.grants, {})) Granted(id);
+  TellBelow();
   Rearm();
 }
 

@@ -243,13 +243,18 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   bool MustClaim(const std::string& id, const Child& child) const;
   void Claim(const std::vector<std::string>& ids, bool late);
   void ClaimLate(const std::vector<std::string>& ids);
+  void ClaimedBelow(const std::string& id, const Child& child, const v1::Claims& claims);
   void AnswerClaims(const aggregation::Action& action);
   void SendClaims(const std::string& child, const v1::ClaimsAnswer& answer);
   void Granted(const std::string& id);
   void Admit(const std::string& id, bool late);
   void Taken(const std::string& id);
+  void ClaimRefused(const std::string& id);
+  void TellBelow();
   bool Reopen();
   void TellClaims();
+  // As many as would ever be granted: more are not asked for, and not remembered.
+  bool ClaimsFull() const { return claims_.clients.size() >= aggregation::kMostClaims; }
   bool MayClaim() const { return callbacks_.claim != nullptr && claims_allowed_; }
   bool AwaitsClaim(const v1::UploadHeader& header) const;
   // It came too late for the first sum, and may be in the second.
@@ -370,13 +375,14 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   bool closed_reported_ = false;
 
   // What this node has claimed of its parent in this round.
-  enum class ClaimState { kAsked, kGranted, kTaken };
+  enum class ClaimState { kAsked, kGranted, kTaken, kRefused };
   struct Claims {
     std::map<std::string, ClaimState> clients;
-    std::set<std::string> late;                // of these, whom the parent does not wait for
-    std::map<std::string, std::string> below;  // asked for an aggregator below: its id
-    std::vector<std::string> grants;           // come while the round was closing
-    uint64_t granted = 0;                      // that the parent waits for
+    std::set<std::string> late;                       // of these, whom the parent does not wait for
+    std::map<std::string, std::string> below;         // asked for an aggregator below: its id
+    std::map<std::string, v1::ClaimsAnswer> answers;  // for them, not sent yet
+    std::vector<std::string> grants;                  // come while the round was closing
+    uint64_t granted = 0;                             // that the parent waits for
     uint64_t done_told = 0;
     bool open = false;  // a second sum is, or will be, on its way
     bool open_told = false;

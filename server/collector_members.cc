@@ -157,18 +157,7 @@ void Collector::Message(const std::shared_ptr<Session>& session,
   } else if (message.has_offer()) {
     Offered(it->first, child, message.offer());
   } else if (message.has_claims()) {
-    const v1::Claims& claims = message.claims();
-    if (machine_ == nullptr || !child.aggregator || claims.round() != spec_.round() ||
-        spec_.kind() != v1::TRAIN || async_ != nullptr) {
-      return;
-    }
-    Act(machine_->Claim(it->first, child.epoch,
-                        {.clients = {claims.clients().begin(), claims.clients().end()},
-                         .late = claims.late(),
-                         .done = claims.done(),
-                         .open = claims.open(),
-                         .blank = claims.blank()},
-                        loop_->Now()));
+    if (child.aggregator) ClaimedBelow(it->first, child, message.claims());
   } else if (message.has_leave()) {
     spdlog::info("\"{}\" leaves: {}", it->first, message.leave().reason());
     session->Finish();

@@ -27,6 +27,13 @@ bool Collector::MustClaim(const std::string& id, const Child& child) const {
 void Collector::Enter(const std::string& id, const Child& child) {
   aggregation::RoundMachine::Member member = MemberOf(id, child);
   member.unclaimed = MustClaim(id, child);
+  if (member.unclaimed && ClaimsFull() && !claims_.clients.contains(id)) {
+    spdlog::warn(
+        "\"{}\" came while round {} was running, as more did than may be claimed: it sits "
+        "the round out",
+        id, spec_.round());
+    return;
+  }
   Act(machine_->Joined(member, loop_->Now()));
   if (machine_ == nullptr || !MayClaim()) return;
   const bool late = !member.unclaimed && machine_->open() && machine_->Unclaimed(id);
@@ -78,8 +85,8 @@ void Collector::ClaimAgain() {
   v1::Claims awaited, late;
   late.set_late(true);
   for (auto& [id, state] : claims_.clients) {
-    // Taken is who was counted in the parent's life of then.
-    if (state == ClaimState::kTaken) state = ClaimState::kAsked;
+    // Taken is who was counted in the parent's life of then, and refused who was too many for it.
+    if (state != ClaimState::kGranted) state = ClaimState::kAsked;
     (claims_.late.contains(id) ? late : awaited).add_clients(id);
   }
   for (v1::Claims* claims : {&awaited, &late}) {
@@ -95,14 +102,25 @@ void Collector::ClaimAgain() {
 // ---- What the parent says
 
 void Collector::ClaimsAnswered(const v1::ClaimsAnswer& answer) {
-  if (machine_ == nullptr || answer.round() != spec_.round() || spec_.kind() != v1::TRAIN) return;
+  // Each of them may be what the round ends by.
+  const auto runs = [&] {
+    return machine_ != nullptr && answer.round() == spec_.round() && spec_.kind() == v1::TRAIN;
+  };
   for (const std::string& id : answer.granted()) {
+    if (!runs()) return;
     const auto claim = claims_.clients.find(id);
     if (claim == claims_.clients.end() || claim->second == ClaimState::kGranted) continue;
     Granted(id);
   }
-  for (const std::string& id : answer.taken()) Taken(id);
-  if (machine_ != nullptr) Rearm();
+  for (const std::string& id : answer.taken()) {
+    if (runs()) Taken(id);
+  }
+  for (const std::string& id : answer.refused()) {
+    if (runs()) ClaimRefused(id);
+  }
+  if (!runs()) return;
+  TellBelow();
+  Rearm();
 }
 
 void Collector::Granted(const std::string& id) {
@@ -124,9 +142,7 @@ void Collector::Granted(const std::string& id) {
 void Collector::Admit(const std::string& id, bool late) {
   if (!machine_->open() && !Reopen()) return;
   if (const auto below = claims_.below.find(id); below != claims_.below.end()) {
-    v1::ClaimsAnswer answer;
-    answer.add_granted(id);
-    SendClaims(below->second, answer);
+    claims_.answers[below->second].add_granted(id);
     return;
   }
   const auto child = children_.find(id);
@@ -145,15 +161,29 @@ void Collector::Taken(const std::string& id) {
   if (claim == claims_.clients.end() || claim->second == ClaimState::kGranted) return;
   claim->second = ClaimState::kTaken;
   if (const auto below = claims_.below.find(id); below != claims_.below.end()) {
-    v1::ClaimsAnswer answer;
-    answer.add_taken(id);
-    SendClaims(below->second, answer);
+    claims_.answers[below->second].add_taken(id);
     Act(machine_->Ungrant(id, loop_->Now()));
     return;
   }
   spdlog::info("\"{}\" is counted in round {} through another aggregator already", id,
                spec_.round());
   Act(machine_->Elsewhere(id, loop_->Now()));
+  TakeHeldOf(id);
+}
+
+// Its update is refused here; in the next round it is a member as any other.
+void Collector::ClaimRefused(const std::string& id) {
+  const auto claim = claims_.clients.find(id);
+  if (claim == claims_.clients.end() || claim->second != ClaimState::kAsked) return;
+  if (const auto below = claims_.below.find(id); below != claims_.below.end()) {
+    claims_.answers[below->second].add_refused(id);
+    claims_.below.erase(below);
+    claims_.clients.erase(claim);  // whoever makes up clients makes up others next
+    Act(machine_->Ungrant(id, loop_->Now()));
+    return;
+  }
+  claim->second = ClaimState::kRefused;
+  spdlog::warn("the parent refuses to have \"{}\" counted here in round {}", id, spec_.round());
   TakeHeldOf(id);
 }
 
@@ -238,9 +268,35 @@ void Collector::TakeHeldOf(const std::string& id) {
 
 // ---- For aggregators below
 
+void Collector::ClaimedBelow(const std::string& id, const Child& child, const v1::Claims& claims) {
+  if (machine_ == nullptr || claims.round() != spec_.round() || spec_.kind() != v1::TRAIN ||
+      async_ != nullptr) {
+    return;
+  }
+  aggregation::ClaimRequest request = {
+      .clients = {claims.clients().begin(), claims.clients().end()},
+      .late = claims.late(),
+      .done = claims.done(),
+      .open = claims.open(),
+      .blank = claims.blank()};
+  if (ClaimsFull() && !request.clients.empty()) {
+    AnswerClaims({.kind = aggregation::Action::Kind::kClaims,
+                  .member = id,
+                  .refused = std::exchange(request.clients, {})});
+  }
+  Act(machine_->Claim(id, child.epoch, request, loop_->Now()));
+}
+
 // This node's own word first, and then, before a grant is passed on, its parent's.
 void Collector::AnswerClaims(const aggregation::Action& action) {
   v1::ClaimsAnswer answer;
+  if (!action.refused.empty()) {
+    spdlog::warn(
+        "\"{}\" claims more clients in round {} than it may, or ids that are none: {} claims "
+        "refused",
+        action.member, spec_.round(), action.refused.size());
+    answer.mutable_refused()->Assign(action.refused.begin(), action.refused.end());
+  }
   answer.mutable_taken()->Assign(action.taken.begin(), action.taken.end());
   if (!MayClaim()) {
     answer.mutable_granted()->Assign(action.granted.begin(), action.granted.end());
@@ -257,7 +313,14 @@ void Collector::AnswerClaims(const aggregation::Action& action) {
     }
     if (!ask.empty()) Claim(ask, false);
   }
-  if (!answer.granted().empty() || !answer.taken().empty()) SendClaims(action.member, answer);
+  if (!answer.granted().empty() || !answer.taken().empty() || !answer.refused().empty()) {
+    SendClaims(action.member, answer);
+  }
+}
+
+// One message each: a session that has many unread is taken for one that does not read.
+void Collector::TellBelow() {
+  for (const auto& [child, answer] : std::exchange(claims_.answers, {})) SendClaims(child, answer);
 }
 
 void Collector::SendClaims(const std::string& child, const v1::ClaimsAnswer& answer) {

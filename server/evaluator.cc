@@ -17,7 +17,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/time/clock.h"
 #include "base/status.h"
 
 namespace tributary::server {
@@ -67,8 +66,10 @@ absl::StatusOr<std::string> FindProgram(const std::string& program) {
       absl::StrCat("no program \"", program, "\" beside ", SelfDirectory(), "/ nor in PATH"));
 }
 
-Evaluator::Evaluator(std::vector<std::string> command)
-    : command_(std::move(command)), cancelled_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+Evaluator::Evaluator(std::vector<std::string> command, const Clock* clock)
+    : command_(std::move(command)),
+      clock_(clock),
+      cancelled_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
 
 Evaluator::~Evaluator() {
   Stop();
@@ -78,9 +79,9 @@ Evaluator::~Evaluator() {
 void Evaluator::Cancel() { eventfd_write(cancelled_, 1); }
 
 // Until `fd` is ready for `events`, or the other end is gone.
-absl::Status Evaluator::Await(int fd, int16_t events, absl::Time deadline) const {
+absl::Status Evaluator::Await(int fd, int16_t events, absl::Duration deadline) const {
   while (true) {
-    const absl::Duration left = deadline - absl::Now();
+    const absl::Duration left = deadline - clock_->Monotonic();
     if (left <= absl::ZeroDuration()) {
       return absl::DeadlineExceededError("the evaluator did not answer in [evaluation] timeout_s");
     }
@@ -122,7 +123,7 @@ void Evaluator::Stop() {
   process_.reset();
 }
 
-absl::Status Evaluator::Send(const std::string& line, absl::Time deadline) {
+absl::Status Evaluator::Send(const std::string& line, absl::Duration deadline) {
   for (size_t at = 0; at < line.size();) {
     const ssize_t n = send(input_, line.data() + at, line.size() - at, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n > 0) {
@@ -136,7 +137,7 @@ absl::Status Evaluator::Send(const std::string& line, absl::Time deadline) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> Evaluator::Receive(absl::Time deadline) {
+absl::StatusOr<std::string> Evaluator::Receive(absl::Duration deadline) {
   while (true) {
     if (const size_t end = unread_.find('\n'); end != std::string::npos) {
       std::string line = unread_.substr(0, end);
@@ -163,7 +164,7 @@ absl::StatusOr<std::string> Evaluator::Receive(absl::Time deadline) {
 
 absl::StatusOr<std::map<std::string, double>> Evaluator::Evaluate(const std::string& model_file,
                                                                   absl::Duration limit) {
-  const absl::Time deadline = absl::Now() + limit;
+  const absl::Duration deadline = clock_->Monotonic() + limit;
   absl::Status status;
   if (!process_.has_value()) status = Start();
   if (status.ok()) status = Await(input_, POLLOUT, deadline);

@@ -15,6 +15,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/clock.h"
 #include "base/process.h"
 
 namespace tributary::server {
@@ -24,7 +25,8 @@ class Evaluator {
  public:
   // `command`: program and arguments. A program without '/' is looked for beside this executable,
   // then in PATH. Nothing is started yet.
-  explicit Evaluator(std::vector<std::string> command);
+  // `clock` outlives it.
+  Evaluator(std::vector<std::string> command, const Clock* clock);
   ~Evaluator();
   Evaluator(const Evaluator&) = delete;
   Evaluator& operator=(const Evaluator&) = delete;
@@ -41,11 +43,13 @@ class Evaluator {
  private:
   absl::Status Start();
   void Stop();
-  absl::Status Await(int fd, int16_t events, absl::Time deadline) const;
-  absl::Status Send(const std::string& line, absl::Time deadline);
-  absl::StatusOr<std::string> Receive(absl::Time deadline);
+  // Deadlines are of the clock's Monotonic.
+  absl::Status Await(int fd, int16_t events, absl::Duration deadline) const;
+  absl::Status Send(const std::string& line, absl::Duration deadline);
+  absl::StatusOr<std::string> Receive(absl::Duration deadline);
 
   const std::vector<std::string> command_;
+  const Clock* const clock_;
   std::optional<Process> process_;
   int input_ = -1;      // our end of its standard input, a socket
   std::string unread_;  // of its standard output

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "absl/time/clock.h"
+#include "base/clock.h"
 #include "base/status.h"
 #include "server/partial_digest.h"
 
@@ -96,9 +96,9 @@ void Forwarder::Run() {
     answer_.reset();
     refused_.reset();
     lock.unlock();
-    const absl::Time start = absl::Now();
+    const absl::Duration start = RealClock().Monotonic();
     const absl::Status status = Send(link, &job);
-    const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
+    const double seconds = absl::ToDoubleSeconds(RealClock().Monotonic() - start);
     lock.lock();
     running_job_ = 0;
     running_link_ = nullptr;

@@ -156,11 +156,12 @@ void Collector::Hold(const std::shared_ptr<Upload>& upload) {
   });
   if (old == held_.end()) {
     held_.push_back(upload);
-    return;
+  } else {
+    const auto replaced = std::exchange(*old, upload);
+    replaced->Reply(
+        Answer(v1::UploadResponse::STALE, "session", "a newer upload of this id replaced it"));
   }
-  const auto replaced = std::exchange(*old, upload);
-  replaced->Reply(
-      Answer(v1::UploadResponse::STALE, "session", "a newer upload of this id replaced it"));
+  callbacks_.passed("hold");
 }
 
 void Collector::TakeHeld() {

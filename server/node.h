@@ -18,8 +18,9 @@ class Node {
     std::function<void(const RoundReport&)>
         on_round;  // after each finished round; on the node's thread
     // The moment after something of a round was done, for whoever wants to see a node die there:
-    // "announce", "download", "train_wait", "upload", "fold", "forward", "close", "apply",
-    // "commit", "publish". Some come once a member. On any of the node's threads.
+    // "announce", "download", "train_wait", "hold" (an update waits, unread, for its round),
+    // "upload", "fold", "forward", "close", "apply", "commit", "publish". Some come once a member.
+    // On any of the node's threads.
     std::function<void(uint64_t round, const char* phase)> on_phase = nullptr;
   };
   // Opens ports, checkpoints and links: what fails here is a mistake in the config or the machine.

@@ -25,10 +25,12 @@ NodeBase::NodeBase(Options options) : options_(std::move(options)) {
           .closed = [this](CollectedRound round) { RoundClosed(std::move(round)); },
           .passed =
               [this](const char* phase) {
-                // Models are mostly fetched to be evaluated; all else of an evaluation is no phase.
+                // Models are mostly fetched to be evaluated, and late updates come meanwhile; all
+                // else of an evaluation is no phase.
                 const v1::RoundSpec& spec = collector_->spec();
-                const bool download = std::string_view(phase) == "download";
-                if (spec.kind() == v1::TRAIN || download) Passed(spec.round(), phase);
+                const std::string_view name = phase;
+                const bool always = name == "download" || name == "hold";
+                if (spec.kind() == v1::TRAIN || always) Passed(spec.round(), phase);
               },
           .buffered = [this](uint64_t clients) { Buffered(clients); },
           .claim = options_.config.is_root()

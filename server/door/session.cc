@@ -2,14 +2,17 @@
 #include <algorithm>
 #include <utility>
 
+#include "aggregation/round.h"
 #include "base/status.h"
 #include "server/door/reactors.h"
 
 namespace tributary::server::door {
 namespace {
+
+using aggregation::kMostIdBytes;
+
 // A healthy peer reads a task and an outcome a round; this many unread means that it does not read.
 constexpr size_t kMostQueued = 64;
-constexpr size_t kMostIdBytes = 256;
 }  // namespace
 
 SessionReactor* SessionReactor::Start(DoorState* door, grpc::CallbackServerContext* context) {

@@ -184,6 +184,91 @@ TEST_F(Claims, ARackThatHasLostItsClientsIsAwaited) {
   EXPECT_THAT(Accept("r0", 1, {"a"}), ElementsAre("closed"));
 }
 
+// ---- What a faulty rack makes up
+
+std::vector<std::string> MadeUp(uint64_t count, const std::string& prefix = "x") {
+  std::vector<std::string> ids;
+  for (uint64_t i = 0; i < count; ++i) ids.push_back(absl::StrCat(prefix, i));
+  return ids;
+}
+
+class BoundedClaims : public Claims {
+ protected:
+  // How many of them are refused, granted and taken in the answers to this claimer.
+  struct Counts {
+    size_t refused = 0, granted = 0, taken = 0;
+    bool operator==(const Counts&) const = default;
+  };
+  static Counts Answers(const std::vector<Action>& actions, const std::string& claimer) {
+    Counts counts;
+    for (const Action& action : actions) {
+      if (action.kind != Action::Kind::kClaims || action.member != claimer) continue;
+      counts.refused += action.refused.size();
+      counts.granted += action.granted.size();
+      counts.taken += action.taken.size();
+    }
+    return counts;
+  }
+  Counts Claim(const std::string& id, const std::vector<std::string>& clients, uint64_t epoch = 1) {
+    return Answers(machine_->Claim(id, epoch, {.clients = clients}, At(1)), id);
+  }
+};
+
+TEST_F(BoundedClaims, ThatWaitAreRefusedBeyondTheBoundAndTheirsAlone) {
+  Start(Plan(), {Rack("r0", 1, 1), Rack("r1", 1, 1), Rack("r2", 1, 1)});
+  EXPECT_EQ(Claim("r1", MadeUp(kFewClaims + 2)), Counts{.refused = 2});
+  EXPECT_EQ(Claim("r1", MadeUp(kFewClaims)), Counts{}) << "again is the same as once";
+  EXPECT_EQ(Claim("r2", {"c"}), Counts{}) << "another's claims are not in their way";
+  Accept("r0", 1, {"a"});
+  const uint64_t ticket = Commit("r2", 1, {"b"});
+  const std::vector<Action> actions = machine_->Folded(ticket, At(1));
+  EXPECT_EQ(Answers(actions, "r1"), Counts{.granted = kFewClaims});
+}
+
+TEST_F(BoundedClaims, ThatAreGrantedCountToo) {
+  Start(Plan(), {Rack("r0", 1, 1), Rack("r1", 1, 1)});
+  Accept("r0", 1, {"a"});
+  EXPECT_EQ(Claim("r1", MadeUp(kFewClaims)), Counts{.granted = kFewClaims});
+  EXPECT_EQ(Claim("r1", {"one more"}), Counts{.refused = 1});
+  EXPECT_EQ(Claim("r1", {"x0", "a"}), (Counts{.granted = 1, .taken = 1})) << "they are decided";
+  machine_->Ungrant("x1", At(1));
+  EXPECT_EQ(Claim("r1", {"one more"}), Counts{.granted = 1});
+}
+
+TEST_F(BoundedClaims, GrowWithTheClientsThatThereAre) {
+  Start(Plan(), {Rack("r0", kFewClaims, 1), Rack("r1", 1, 1)});
+  EXPECT_EQ(Claim("r1", MadeUp(2 * kFewClaims)), Counts{}) << "all of a dead neighbour's, and more";
+}
+
+TEST_F(BoundedClaims, OfRacksThatLieAboutTheirClientsAreBoundedAsWell) {
+  Start(Plan(),
+        {Rack("r0", 1, 1), Rack("r1", UINT64_MAX, 1), Rack("r2", UINT64_MAX, 1), Rack("r3", 1, 1)});
+  EXPECT_EQ(Claim("r1", MadeUp(kMostClaims + 1)), Counts{.refused = 1});
+  EXPECT_EQ(Claim("r2", MadeUp(kMostClaims + 1)), Counts{.refused = 1});
+  static_assert(2 * kMostClaims == kMostClaimsOfAll);
+  EXPECT_EQ(Claim("r3", {"c"}), Counts{.refused = 1}) << "there is no room for anybody's";
+  Left("r1");
+  EXPECT_EQ(Claim("r3", {"c"}), Counts{});
+}
+
+TEST_F(BoundedClaims, AreNotOfIdsThatNobodyCanHave) {
+  Start(Plan(), {Rack("r0", 1, 1), Rack("r1", 1, 1)});
+  Accept("r0", 1, {"a"});
+  EXPECT_EQ(Claim("r1", {std::string(kMostIdBytes + 1, 'x'), "", std::string(kMostIdBytes, 'x')}),
+            (Counts{.refused = 2, .granted = 1}));
+}
+
+// What its former life waited for was of clients that may have gone elsewhere since.
+TEST_F(BoundedClaims, OfAFormerLifeAreForgottenWithWhatWaits) {
+  Start(Plan(), {Rack("r0", 1, 1), Rack("r1", 1, 1)});
+  EXPECT_EQ(Claim("r1", MadeUp(kFewClaims)), Counts{});
+  Joined(Rack("r1", 1, 2));
+  EXPECT_EQ(Claim("r1", {"c"}, 2), Counts{});
+  EXPECT_THAT(Accept("r0", 1, {"a"}), ElementsAre("claims r1 granted c taken "));
+  Joined(Rack("r1", 1, 3));
+  EXPECT_EQ(Claim("r1", MadeUp(kFewClaims, "y"), 3), Counts{.granted = kFewClaims});
+}
+
 // ---- At the rack
 
 TEST_F(Claims, ARoundWhoseClientsAreAllCountedElsewhereCloses) {

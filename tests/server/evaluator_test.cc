@@ -17,13 +17,18 @@ using ::testing::Pair;
 
 std::vector<std::string> Shell(const std::string& script) { return {"sh", "-c", script}; }
 
+const Clock* Real() {
+  static const RealClock clock;
+  return &clock;
+}
+
 // Answers with the path's length and its own process id.
 constexpr char kHonest[] =
     "while read p; do echo \"{\\\"count\\\": ${#p}, \\\"pid\\\": $$, \\\"words\\\": \\\"x\\\"}\"; "
     "done";
 
 TEST(EvaluatorTest, OneProgramAnswersModelAfterModelWithNumbers) {
-  Evaluator evaluator(Shell(kHonest));
+  Evaluator evaluator(Shell(kHonest), Real());
   const auto first = evaluator.Evaluate("/a/model", kPatience);
   ASSERT_TRUE(first.ok()) << first.status();
   const auto second = evaluator.Evaluate("/longer/model", kPatience);
@@ -35,7 +40,7 @@ TEST(EvaluatorTest, OneProgramAnswersModelAfterModelWithNumbers) {
 }
 
 TEST(EvaluatorTest, AProgramThatDiesIsStartedAnewForTheNextModel) {
-  Evaluator evaluator(Shell("read p; echo '{\"loss\": 2.5}'; read p; exit 3"));
+  Evaluator evaluator(Shell("read p; echo '{\"loss\": 2.5}'; read p; exit 3"), Real());
   for (int life = 0; life < 2; ++life) {
     const auto numbers = evaluator.Evaluate("m", kPatience);
     ASSERT_TRUE(numbers.ok()) << numbers.status();
@@ -47,13 +52,33 @@ TEST(EvaluatorTest, AProgramThatDiesIsStartedAnewForTheNextModel) {
 }
 
 TEST(EvaluatorTest, ASilentProgramIsKilledAfterTheLimit) {
-  Evaluator evaluator(Shell("read p; exec sleep 1000"));
+  Evaluator evaluator(Shell("read p; exec sleep 1000"), Real());
   EXPECT_EQ(evaluator.Evaluate("m", absl::Milliseconds(100)).status().code(),
             absl::StatusCode::kDeadlineExceeded);
 }
 
+// The calendar is not asked: an operator may set it while a program is at work.
+class LeapingClock final : public Clock {
+ public:
+  absl::Duration Monotonic() const override { return absl::Hours(++asked_); }
+  absl::Time Now() const override {
+    ADD_FAILURE() << "a limit was measured by the calendar";
+    return absl::UnixEpoch();
+  }
+
+ private:
+  mutable int asked_ = 0;
+};
+
+TEST(EvaluatorTest, TheLimitIsOfTheMonotonicClock) {
+  LeapingClock clock;
+  Evaluator evaluator(Shell("read p; exec sleep 1000"), &clock);
+  EXPECT_EQ(evaluator.Evaluate("m", absl::Hours(1)).status().code(),
+            absl::StatusCode::kDeadlineExceeded);
+}
+
 TEST(EvaluatorTest, CancelEndsTheWaitFromAnotherThreadAndForGood) {
-  Evaluator evaluator(Shell("read p; exec sleep 1000"));
+  Evaluator evaluator(Shell("read p; exec sleep 1000"), Real());
   std::thread other([&] { evaluator.Cancel(); });
   EXPECT_EQ(evaluator.Evaluate("m", absl::Hours(1)).status().code(), absl::StatusCode::kCancelled);
   other.join();
@@ -62,7 +87,7 @@ TEST(EvaluatorTest, CancelEndsTheWaitFromAnotherThreadAndForGood) {
 
 TEST(EvaluatorTest, AnswersThatAreNoneAreRefusedAndErrorsPassedOn) {
   const auto says = [](const std::string& script) {
-    Evaluator evaluator(Shell("while read p; do " + script + "; done"));
+    Evaluator evaluator(Shell("while read p; do " + script + "; done"), Real());
     return evaluator.Evaluate("m", kPatience).status();
   };
   EXPECT_EQ(says("echo hello").code(), absl::StatusCode::kInvalidArgument);
@@ -77,7 +102,7 @@ TEST(EvaluatorTest, AnswersThatAreNoneAreRefusedAndErrorsPassedOn) {
 }
 
 TEST(EvaluatorTest, AProgramThatIsNotThereIsNamed) {
-  Evaluator evaluator({"/no/such/program"});
+  Evaluator evaluator({"/no/such/program"}, Real());
   EXPECT_THAT(std::string(evaluator.Evaluate("m", kPatience).status().message()),
               HasSubstr("/no/such/program"));
 }

@@ -8,6 +8,7 @@
 
 #include <condition_variable>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -122,11 +123,19 @@ class TestNode {
     auto config = ParseConfig(text, "test.toml");
     EXPECT_TRUE(config.ok()) << config.status();
     if (!config.ok()) return;
-    auto node = Node::Create({.config = *config, .on_round = [this](const RoundReport& report) {
-                                std::lock_guard lock(mu_);
-                                rounds_.push_back(report);
-                                changed_.notify_all();
-                              }});
+    auto node = Node::Create({.config = *config,
+                              .on_round =
+                                  [this](const RoundReport& report) {
+                                    std::lock_guard lock(mu_);
+                                    rounds_.push_back(report);
+                                    changed_.notify_all();
+                                  },
+                              .on_phase =
+                                  [this](uint64_t, const char* phase) {
+                                    std::lock_guard lock(mu_);
+                                    ++phases_[phase];
+                                    changed_.notify_all();
+                                  }});
     EXPECT_TRUE(node.ok()) << node.status();
     if (!node.ok()) return;
     node_ = *std::move(node);
@@ -142,6 +151,7 @@ class TestNode {
     node_->Shutdown();
     node_->Shutdown();
     thread_.join();
+    node_.reset();  // its other threads tell of phases until it is gone
   }
   std::string endpoint() const { return absl::StrCat("127.0.0.1:", node_->port()); }
   void Shutdown() { node_->Shutdown(); }
@@ -153,6 +163,13 @@ class TestNode {
                                          [&] { return rounds_.size() > n; });
     EXPECT_TRUE(there) << "round report " << n << " never came";
     return there ? rounds_[n] : RoundReport();
+  }
+  // Until something has passed this phase (Node::Options::on_phase) for the n-th time (from 1).
+  void AwaitPhase(const std::string& phase, int n = 1) {
+    std::unique_lock lock(mu_);
+    EXPECT_TRUE(changed_.wait_for(lock, absl::ToChronoSeconds(kPatience),
+                                  [&] { return phases_[phase] >= n; }))
+        << "nothing passed \"" << phase << "\"";
   }
   absl::Status End() {
     std::unique_lock lock(mu_);
@@ -172,6 +189,7 @@ class TestNode {
   std::mutex mu_;
   std::condition_variable changed_;
   std::vector<RoundReport> rounds_;
+  std::map<std::string, int> phases_;
   std::optional<absl::Status> end_;
 };
 

@@ -123,6 +123,7 @@ TEST_F(StragglersTest, HoldsALateUpdateUntilTheNextRoundBeginsAndCallsNobodyAway
   EXPECT_EQ(a.AwaitTask().spec().kind(), v1::EVALUATE);
   v1::UploadResponse late;
   std::thread upload([&] { late = b.Upload(EncodeTest(2), 10 * kExample); });
+  node.AwaitPhase("hold");  // else it may come when the round has begun already
   v1::SessionRequest request;
   v1::Report* report = request.mutable_report();
   report->set_round(2);
@@ -164,7 +165,8 @@ TEST_F(StragglersTest, HoldsOneLateUpdateOfAClientAndNoMore) {
   }
   {
     std::unique_lock lock(mu);
-    EXPECT_TRUE(changed.wait_for(lock, std::chrono::seconds(20), [&] { return !answers.empty(); }));
+    EXPECT_TRUE(
+        changed.wait_for(lock, absl::ToChronoSeconds(kPatience), [&] { return !answers.empty(); }));
   }
   v1::SessionRequest request;
   v1::Report* report = request.mutable_report();

@@ -1,0 +1,200 @@
+// What a node says to claims: to those of the aggregators below, and of its parent's answers.
+#include <gmock/gmock.h>
+
+#include <future>
+#include <thread>
+
+#include "server/collector.h"
+#include "server/tier_links.h"
+#include "tests/server/node_fixture.h"
+
+namespace tributary::server {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+std::shared_ptr<const ModelVersion> Model() {
+  return ModelVersion::Make(0, TestLayout(), std::vector<uint8_t>(TestLayout()->model_bytes()));
+}
+
+// Keeps the answers to claims; they are read on the loop, or while it waits for the test.
+class HeldSession final : public Session {
+ public:
+  HeldSession(const std::string& id, v1::Role role) {
+    join_.set_id(id);
+    join_.set_role(role);
+    join_.set_epoch(kEpoch);
+    join_.set_examples(10);
+    join_.set_clients(1);
+    join_.set_held_sha256(Model()->sha256);
+  }
+  const v1::Join& join() const override { return join_; }
+  std::string peer() const override { return "test"; }
+  absl::Duration last_heard() const override { return RealClock().Monotonic(); }
+  void Send(std::shared_ptr<const v1::SessionResponse> response) override {
+    if (response->has_claims()) answers.push_back(response->claims());
+  }
+  void Finish() override {}
+  void Cancel() override {}
+
+  std::vector<v1::ClaimsAnswer> answers;
+
+ private:
+  v1::Join join_;
+};
+
+class HeldUpload final : public Upload {
+ public:
+  explicit HeldUpload(v1::UploadHeader header) : header_(std::move(header)) {}
+  const v1::UploadHeader& header() const override { return header_; }
+  std::string peer() const override { return "test"; }
+  absl::Duration last_progress() const override { return RealClock().Monotonic(); }
+  void Admit(std::unique_ptr<aggregation::UpdateAssembler>) override { admitted = true; }
+  void Reply(const v1::UploadResponse& response) override { answer = response; }
+
+  bool admitted = false;
+  std::optional<v1::UploadResponse> answer;
+
+ private:
+  v1::UploadHeader header_;
+};
+
+// A node in the middle of round 1 with a rack, "rack", below it.
+class ClaimsTest : public testing::Test {
+ protected:
+  ~ClaimsTest() override {
+    tier_.reset();
+    loop_.Stop();
+    thread_.join();
+  }
+  void Start(bool has_parent) {
+    Collector::Callbacks callbacks{.members_changed = [] {}, .closed = [](CollectedRound) {}};
+    if (has_parent)
+      callbacks.claim = [this](const v1::Claims& claims) { asked_.push_back(claims); };
+    collector_ = std::make_unique<Collector>(&loop_, LimitsConfig(), callbacks);
+    TransportConfig config;
+    config.listen = "127.0.0.1:0";
+    auto tier = TierLinks::Start(config, "node", collector_.get());
+    ASSERT_TRUE(tier.ok()) << tier.status();
+    tier_ = *std::move(tier);
+    collector_->AttachTier(tier_.get());
+    thread_ = std::thread([this] { loop_.Run(); });
+    OnLoop([this] { collector_->Open("run", TestLayout()); });
+    rack_ = Join("rack", v1::AGGREGATOR);
+    Begin();
+  }
+  void Begin() {
+    OnLoop([this] {
+      v1::RoundSpec spec;
+      spec.set_run("run");
+      spec.set_round(1);
+      spec.set_kind(v1::TRAIN);
+      spec.set_layout_hash(TestLayout()->hash());
+      *spec.mutable_grid() = grid_.ToProto();
+      spec.set_codec("fp32");
+      spec.set_cohort_fraction(1);
+      spec.set_quorum(1);
+      spec.set_deadline_ms(600'000);
+      spec.set_max_client_weight(1000);
+      ASSERT_TRUE(collector_->Begin(spec, grid_, 1, absl::Seconds(5), Model()).ok());
+    });
+  }
+  std::shared_ptr<HeldSession> Join(const std::string& id, v1::Role role) {
+    auto session = std::make_shared<HeldSession>(id, role);
+    collector_->OnJoin(session);
+    OnLoop([] {});
+    return session;
+  }
+  // The rack claims these.
+  void Claim(const std::vector<std::string>& ids) {
+    v1::SessionRequest request;
+    request.mutable_claims()->set_round(1);
+    request.mutable_claims()->mutable_clients()->Assign(ids.begin(), ids.end());
+    collector_->OnMessage(rack_, request);
+    OnLoop([] {});
+  }
+  // The parent's word.
+  void Answer(const v1::ClaimsAnswer& answer) {
+    OnLoop([&] { collector_->ClaimsAnswered(answer); });
+  }
+  // Runs it on the loop, after all that was posted before, and waits for its end.
+  template <typename Work>
+  void OnLoop(const Work& work) {
+    std::promise<void> done;
+    loop_.Post([&] {
+      work();
+      done.set_value();
+    });
+    done.get_future().wait();
+  }
+
+  RealClock clock_;
+  EventLoop loop_{&clock_};
+  aggregation::Grid grid_ = *aggregation::ProveGrid({});
+  std::unique_ptr<Collector> collector_;
+  std::unique_ptr<TierLinks> tier_;
+  std::shared_ptr<HeldSession> rack_;
+  std::vector<v1::Claims> asked_;  // of the parent
+  std::thread thread_;
+};
+
+TEST_F(ClaimsTest, BeyondTheBoundsAreAnsweredAsRefused) {
+  Start(false);
+  const std::string endless(aggregation::kMostIdBytes + 1, 'x');
+  Claim({endless, "c"});
+  ASSERT_THAT(rack_->answers, SizeIs(2));
+  EXPECT_THAT(rack_->answers[0].refused(), ElementsAre(endless));
+  EXPECT_THAT(rack_->answers[1].granted(), ElementsAre("c"));
+}
+
+TEST_F(ClaimsTest, OfARackBelowAreAnsweredInOneMessageOnceTheParentHasAnswered) {
+  Start(true);
+  std::vector<std::string> ids;
+  for (int i = 0; i < 300; ++i) ids.push_back(absl::StrCat("c", i));
+  Claim(ids);
+  ASSERT_THAT(asked_, SizeIs(1));
+  EXPECT_THAT(asked_[0].clients(), SizeIs(300));
+  EXPECT_THAT(rack_->answers, IsEmpty());
+  v1::ClaimsAnswer answer;
+  answer.set_round(1);
+  for (int i = 2; i < 300; ++i) answer.add_granted(ids[i]);
+  answer.add_taken("c0");
+  answer.add_refused("c1");
+  Answer(answer);
+  // More messages than a session may have unread would end it.
+  ASSERT_THAT(rack_->answers, SizeIs(1));
+  EXPECT_THAT(rack_->answers[0].granted(), SizeIs(298));
+  EXPECT_THAT(rack_->answers[0].taken(), ElementsAre("c0"));
+  EXPECT_THAT(rack_->answers[0].refused(), ElementsAre("c1"));
+}
+
+TEST_F(ClaimsTest, ThatTheParentRefusesEndTheWaitOfTheClientsUpdate) {
+  Start(true);
+  const auto client = Join("late comer", v1::CLIENT);
+  ASSERT_THAT(asked_, SizeIs(1));
+  EXPECT_THAT(asked_[0].clients(), ElementsAre("late comer"));
+  v1::UploadHeader header;
+  header.set_run("run");
+  header.set_round(1);
+  header.set_id("late comer");
+  header.set_epoch(kEpoch);
+  header.set_layout_hash(TestLayout()->hash());
+  header.set_weight(1);
+  header.set_encoded_bytes(1000);
+  const auto upload = std::make_shared<HeldUpload>(header);
+  collector_->OnUploadStart(upload);
+  OnLoop([&] { EXPECT_FALSE(upload->answer.has_value()) << "its claim is not answered"; });
+  v1::ClaimsAnswer answer;
+  answer.set_round(1);
+  answer.add_refused("late comer");
+  Answer(answer);
+  ASSERT_TRUE(upload->answer.has_value());
+  EXPECT_EQ(upload->answer->status(), v1::UploadResponse::REJECTED);
+  EXPECT_EQ(upload->answer->reason(), "unclaimed");
+  EXPECT_FALSE(upload->admitted);
+}
+
+}  // namespace
+}  // namespace tributary::server
