@@ -173,7 +173,9 @@ void RoundMachine::SetAnswer(Entry& member, Answer answer) {
     asked_clients_ = asked_clients_ + lost(state.answer) - lost(answer);
   }
   state.answer = answer;
-  if (!IsPending(answer)) StopGrace(member);
+  if (IsPending(answer)) return;
+  StopGrace(member);
+  StopClaimWait(member);
 }
 
 void RoundMachine::Tell(Tally* tally, Answer from, Answer to) {
@@ -215,7 +217,7 @@ void RoundMachine::LearnSoftDeadline() {
 
 absl::Duration RoundMachine::ClosesAt() const {
   if (called_) return called_until_;
-  return accepted_clients_ >= plan_.enough ? std::min(soft_at_, deadline_at_) : deadline_at_;
+  return accepted_clients_ >= plan_.enough ? std::min(SoftClose(), deadline_at_) : deadline_at_;
 }
 
 ClosedBy RoundMachine::CloseDue() const {
@@ -248,6 +250,7 @@ void RoundMachine::Advance(absl::Duration now, Actions* actions) {
     AskNextInLine(actions);
     ResolveClaims(actions);
   }
+  EndClaimWaits(until);
   const ClosedBy due = CloseDue();
   if (due == ClosedBy::kNotYet && now_ < ClosesAt()) return;
   const ClosedBy why = due != ClosedBy::kNotYet ? due : called_ ? due_ : ClosedBy::kDeadline;
@@ -267,7 +270,8 @@ std::vector<Action> RoundMachine::Timer(absl::Duration now) {
 std::optional<absl::Duration> RoundMachine::NextTimer() const {
   if (phase_ != Phase::kOpen) return std::nullopt;
   if (CloseDue() != ClosedBy::kNotYet) return now_;
-  const absl::Duration at = ClosesAt();  // may have passed since the last event that looked
+  // May have passed since the last event that looked.
+  const absl::Duration at = std::min(ClosesAt(), ClaimWaitEnds());
   return graces_.empty() ? at : std::min(at, graces_.begin()->first.first);
 }
 

@@ -226,7 +226,9 @@ class RoundMachine {
                              absl::Duration now);
   // The parent has granted this member's claim (`late`: it is not awaited), or has said that it is
   // counted elsewhere: then it is a duplicate here. Only for clients that this node has claimed:
-  // their number is what bounds the strangers among the members.
+  // their number is what bounds the strangers among the members. A granted one that has not begun
+  // to send is awaited until the soft deadline, but for `last_call` at least: it may have trained
+  // elsewhere, and be about to send. After that it may still offer, and nobody waits for it.
   std::vector<Action> Claimed(const std::string& id, bool late, absl::Duration now);
   std::vector<Action> Elsewhere(const std::string& id, absl::Duration now);
   bool CountedElsewhere(const std::string& id) const;
@@ -287,6 +289,7 @@ class RoundMachine {
     double key = 0;       // its place in line
     absl::Duration given_up_at = absl::InfiniteDuration();  // finite: it is in graces_
     absl::Duration since, until;                            // its task, and its acceptance
+    absl::Duration claim_wait;                              // where it is in claim_waits_
     Answer answer = Answer::kGone;
     bool aggregator = false;
     bool in_cohort = false;   // else only known, so that an offer gets the right reason
@@ -357,6 +360,11 @@ class RoundMachine {
   uint64_t OpenSupplements() const;
   uint64_t Homeless() const;  // aggregators that need not be awaited, all clients being elsewhere
   bool NothingBelow() const;
+  void AwaitClaimed(Entry& member);
+  void StopClaimWait(const Entry& member);
+  absl::Duration ClaimWaitEnds() const;  // the first of them; infinite: none
+  void EndClaimWaits(absl::Duration until);
+  absl::Duration SoftClose() const;  // the soft deadline, with what claims add to it
   void LastCall(ClosedBy why, Actions* actions);
   Answer Fallback(const State& state) const {  // of an attempt that came to nothing
     return state.parts > 0 ? Answer::kAccepted : Answer::kAwaited;
@@ -402,6 +410,9 @@ class RoundMachine {
   std::vector<Entry*> aggregators_;
   uint64_t most_clients_ = 0;  // below the aggregators present, ever in this round
   std::map<std::pair<absl::Duration, uint64_t>, Entry*> graces_;  // by (given_up_at, order)
+  // By (what each granted claim is awaited for at least, order).
+  std::map<std::pair<absl::Duration, uint64_t>, Entry*> claim_waits_;
+  absl::Duration claims_soft_at_ = absl::InfiniteDuration();  // the first sum's soft deadline
   std::map<std::pair<double, uint64_t>, Entry*> line_;  // by (key, order): present, not asked yet
   std::map<std::string, uint64_t> rejected_;
   uint64_t orders_ = 0;

@@ -285,10 +285,51 @@ std::vector<Action> RoundMachine::Claimed(const std::string& id, bool late, absl
       ++claimed_.members;
       claimed_.gone += state.answer == Answer::kGone;
       claimed_.answered += internal::IsAnswered(state.answer);
+      now_ = std::max(now_, now);
+      AwaitClaimed(*it);
     }
   }
   Advance(now, &actions);
   return actions;
+}
+
+void RoundMachine::AwaitClaimed(Entry& member) {
+  State& state = member.second;
+  // Where nothing is to be waited for, not for ever at once either.
+  state.claim_wait = now_ + std::max(plan_.last_call, absl::Milliseconds(10));
+  claim_waits_.emplace(std::pair(state.claim_wait, state.order), &member);
+}
+
+void RoundMachine::StopClaimWait(const Entry& member) {
+  claim_waits_.erase(std::pair(member.second.claim_wait, member.second.order));
+}
+
+absl::Duration RoundMachine::ClaimWaitEnds() const {
+  if (claim_waits_.empty()) return absl::InfiniteDuration();
+  return std::max(part_ == 0 ? soft_at_ : claims_soft_at_, claim_waits_.begin()->first.first);
+}
+
+// Who is sending has as long as that takes; should it break off, it is looked at again.
+void RoundMachine::EndClaimWaits(absl::Duration until) {
+  while (ClaimWaitEnds() <= until) {
+    Entry& member = *claim_waits_.begin()->second;
+    claim_waits_.erase(claim_waits_.begin());
+    State& state = member.second;
+    if (!state.claimed) continue;
+    if (state.answer == Answer::kUploading) {
+      AwaitClaimed(member);
+    } else if (state.answer == Answer::kAwaited) {
+      state.claimed = false;
+      --claimed_.members;
+    }
+  }
+}
+
+absl::Duration RoundMachine::SoftClose() const {
+  if (claim_waits_.empty() || part_ > 0) return soft_at_;
+  // However many come one after another.
+  const absl::Duration most = soft_at_ + plan_.last_call;
+  return std::max(soft_at_, std::min(claim_waits_.rbegin()->first.first, most));
 }
 
 std::vector<Action> RoundMachine::Elsewhere(const std::string& id, absl::Duration now) {
@@ -327,6 +368,7 @@ bool RoundMachine::Reopen(absl::Duration now) {
   phase_ = Phase::kOpen;
   closed_by_ = due_ = ClosedBy::kNotYet;
   called_ = drain_ = false;
+  claims_soft_at_ = soft_at_;
   soft_at_ = absl::InfiniteDuration();
   weight_ = accepted_clients_ = 0;
   rejected_.clear();

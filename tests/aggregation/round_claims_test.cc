@@ -338,6 +338,75 @@ TEST_F(Claims, TheSecondSumHasWhoCameAfterTheFirstAndIsOpenUntilItIsCalledFor) {
   EXPECT_FALSE(machine_->Reopen(At(1))) << "two sums a round are the most";
 }
 
+RoundPlan PlanOfFiveSeconds() {
+  RoundPlan plan = Plan();
+  plan.soft_deadline = absl::Seconds(5);
+  plan.last_call = absl::Seconds(2);
+  return plan;
+}
+
+// A slow one that joined while the round was running must not make it as long as the deadline.
+TEST_F(Claims, AClaimedNewcomerOfTheSecondSumIsAwaitedUntilTheSoftDeadline) {
+  Start(PlanOfFiveSeconds(), {Client("a")});
+  Joined(Newcomer("c"));
+  EXPECT_THAT(Accept("a"), ElementsAre("closed"));
+  ASSERT_TRUE(machine_->Reopen(At(1)));
+  machine_->Claimed("c", false, At(1));
+  EXPECT_EQ(machine_->NextTimer(), At(5));
+  EXPECT_THAT(Timer(4), IsEmpty());
+  EXPECT_EQ(machine_->ClaimsOutstanding(), 1u);
+  EXPECT_THAT(Timer(5), IsEmpty()) << "the second sum is open until it is called for";
+  EXPECT_EQ(machine_->ClaimsOutstanding(), 0u);
+  const auto offer = machine_->Offer("c", 1, 7, 3, {}, At(6));
+  ASSERT_EQ(offer.verdict, Verdict::kAdmit) << "it may still come in time";
+  EXPECT_TRUE(machine_->Commit(offer.ticket));
+  machine_->Folded(offer.ticket, At(6));
+  EXPECT_THAT(Text(machine_->Call(At(6))), ElementsAre("closed"));
+  EXPECT_THAT(machine_->Result().contributors, ElementsAre("c"));
+}
+
+// Its aggregator has died, and its update is there: it only has to send it again.
+TEST_F(Claims, AClaimGrantedAtTheSoftDeadlineHasTheTimeToSend) {
+  Start(PlanOfFiveSeconds(), {Client("a"), Client("slow")});
+  Accept("a");
+  Joined(Newcomer("c"));
+  machine_->Claimed("c", false, At(4));
+  EXPECT_EQ(machine_->NextTimer(), At(6));
+  EXPECT_THAT(Timer(5), IsEmpty());
+  const auto offer = machine_->Offer("c", 1, 7, 1, {}, At(5));
+  ASSERT_EQ(offer.verdict, Verdict::kAdmit) << offer.message;
+  EXPECT_TRUE(machine_->Commit(offer.ticket));
+  EXPECT_THAT(Text(machine_->Folded(offer.ticket, At(5))), ElementsAre("closed"));
+  EXPECT_THAT(machine_->Result().contributors, ElementsAre("a", "c"));
+}
+
+TEST_F(Claims, ClaimsOneAfterAnotherMoveTheSoftDeadlineOnce) {
+  Start(PlanOfFiveSeconds(), {Client("a"), Client("slow")});
+  Accept("a");
+  for (const int at : {4, 5, 6}) {
+    const std::string id = absl::StrCat("c", at);
+    Joined(Newcomer(id));
+    machine_->Claimed(id, false, At(at));
+  }
+  EXPECT_EQ(machine_->NextTimer(), At(7)) << "and by no more than that";
+  EXPECT_THAT(Timer(7), ElementsAre("closed"));
+}
+
+TEST_F(Claims, AClaimedNewcomerThatSendsIsAwaitedUntilItIsIn) {
+  Start(PlanOfFiveSeconds(), {Client("a")});
+  Joined(Newcomer("c"));
+  Accept("a");
+  ASSERT_TRUE(machine_->Reopen(At(1)));
+  machine_->Claimed("c", false, At(1));
+  const auto offer = machine_->Offer("c", 1, 7, 1, {}, At(4));
+  ASSERT_EQ(offer.verdict, Verdict::kAdmit) << offer.message;
+  Timer(5);
+  EXPECT_EQ(machine_->ClaimsOutstanding(), 1u);
+  machine_->Aborted(offer.ticket, At(6));
+  Timer(8);
+  EXPECT_EQ(machine_->ClaimsOutstanding(), 0u) << "it broke off";
+}
+
 TEST_F(Claims, ALateUpdateIsInTheSecondSumWhereThePolicySaysSo) {
   RoundPlan plan = Plan();
   plan.late = Late::kSupplement;
