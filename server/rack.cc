@@ -68,6 +68,11 @@ class Rack final : public NodeBase, public UplinkHandler {
       End(v1::Stop::GOING_AWAY, reason, absl::AbortedError(reason));
     });
   }
+  void OnParentGoingAway() override {
+    loop_.Post([this] {
+      if (shutting_down_) EndShutdown();  // no outcome will come within the grace
+    });
+  }
   void OnModel(std::shared_ptr<const ModelVersion> model) override {
     loop_.Post([this, model = std::move(model)] {
       model_ = model;
@@ -99,6 +104,7 @@ class Rack final : public NodeBase, public UplinkHandler {
     if (uplink_ == nullptr) return;
     const Collector::Census census = collector_->Count();
     uplink_->SetCensus(census.clients, census.examples);
+    if (shutting_down_) loop_.Post([this] { CloseIfAlone(); });
   }
 
   void Joined(const v1::Joined& joined) {
@@ -203,6 +209,10 @@ class Rack final : public NodeBase, public UplinkHandler {
   void Recall() { lent_to_ = uplink_->Abandon(); }
 
   void BeginPending() {
+    if (shutting_down_ && !collector_->running()) {
+      loop_.Post([this] { EndShutdown(); });
+      return;
+    }
     if (!pending_.has_value() || collector_->running() || lent_to_ != 0 || model_ == nullptr ||
         model_->sha256 != pending_->base_sha256()) {
       return;
@@ -295,6 +305,7 @@ class Rack final : public NodeBase, public UplinkHandler {
       spdlog::error("round {}: {}", parent_spec_.round(), Text(status));
       collector_->Finish(false, false, std::string(status.message()));
       Decline(parent_spec_, std::string(status.message()));
+      BeginPending();
     } else if (own_->last() || early_outcome_.has_value()) {
       SumClosed(own_->Merged());
     } else {
@@ -333,6 +344,7 @@ class Rack final : public NodeBase, public UplinkHandler {
       report.set_contributors(round.result.clients);
       uplink_->SendReport(report);
       collector_->Finish(true, true, "");
+      BeginPending();
       return;
     }
     if (own_ != nullptr) {
@@ -362,6 +374,7 @@ class Rack final : public NodeBase, public UplinkHandler {
       }
       report.set_late(round_.result.late);
       uplink_->SendReport(report);
+      if (shutting_down_) loop_.Post([this] { EndShutdown(); });  // nobody is left to wait for
     } else if (own_ == nullptr || own_->last()) {
       SendUp();
     }
@@ -505,7 +518,29 @@ class Rack final : public NodeBase, public UplinkHandler {
     round_.bytes.below += second.bytes.below;
   }
 
+  // To be collected, taken by the parent, and its outcome told. Not an asynchronous run's buffer:
+  // when that is collected is unknown.
+  bool WorthFinishing() const {
+    if (!collector_->running() || parent_spec_.has_asynchronous()) return false;
+    return !waiting_outcome_ || round_.result.clients > 0 || second_.has_value();
+  }
+
+  // Who has left a rack that shuts down is not awaited: what is in goes up.
+  void CloseIfAlone() {
+    if (!shutting_down_ || ending() || !collector_->running() || waiting_outcome_) return;
+    if (collector_->Count().clients == 0) collector_->CloseNow();  // RoundClosed goes on
+  }
+
   void ShutdownAsked() override {
+    shutting_down_ = true;
+    if (!WorthFinishing()) return EndShutdown();
+    spdlog::info("shutting down: the running round may finish within the grace time");
+    loop_.PostAfter(absl::Seconds(c_.limits.shutdown_grace_s), [this] { EndShutdown(); });
+    CloseIfAlone();
+  }
+
+  void EndShutdown() {
+    if (ending()) return;
     spdlog::info("shutting down");
     if (uplink_ != nullptr) uplink_->Abandon();
     End(v1::Stop::GOING_AWAY, "this rack shuts down", absl::OkStatus());
@@ -522,6 +557,7 @@ class Rack final : public NodeBase, public UplinkHandler {
   aggregation::Grid grid_;           // of own_
   std::optional<v1::Outcome> early_outcome_;
   bool waiting_outcome_ = false;
+  bool shutting_down_ = false;
   uint64_t lent_to_ = 0;  // the given up forward that still reads the sum; 0: none
   CollectedRound round_;
   bool first_in_ = false;       // the parent has taken it
