@@ -121,7 +121,10 @@ void ReadRun(TomlReader& toml, RunConfig* r) {
                      ": a path ending in .safetensors, or one of ",
                      absl::StrJoin(models::BuiltinNames(), ", ")));
   } else if (file && !std::filesystem::exists(r->model)) {
-    toml.Complain("run", "model", absl::StrCat("[run] model: no file ", r->model));
+    toml.Complain(
+        "run", "model",
+        absl::StrCat("[run] model: no file ", r->model, "; correct the path, or write one of ",
+                     absl::StrJoin(models::BuiltinNames(), ", ")));
   }
   ReadIn(toml, "run", "startup_limit_s", &r->startup_limit_s, 0.1, 1e7);
   ReadIn(toml, "run", "evaluate_every", &r->evaluate_every, 0, 1e9);

@@ -63,6 +63,12 @@ void Rack::OnParentRefused(std::string reason) {
   });
 }
 
+void Rack::OnParentGoingAway() {
+  loop_.Post([this] {
+    if (shutting_down_) EndShutdown();  // no outcome will come within the grace
+  });
+}
+
 void Rack::OnModel(std::shared_ptr<const ModelVersion> model) {
   loop_.Post([this, model = std::move(model)] {
     model_ = model;
@@ -97,6 +103,7 @@ void Rack::MembersChanged() {
   if (uplink_ == nullptr) return;
   const Collector::Census census = collector_->Count();
   uplink_->SetCensus(census.clients, census.examples);
+  if (shutting_down_) loop_.Post([this] { CloseIfAlone(); });
 }
 
 void Rack::Joined(const v1::Joined& joined) {
@@ -201,7 +208,31 @@ void Rack::Claim(const v1::Claims& claims) {
   if (uplink_ != nullptr) uplink_->SendClaims(claims);
 }
 
+// ---- The end
+
+// To be collected, taken by the parent, and its outcome told. Not an asynchronous run's buffer:
+// when that is collected is unknown.
+bool Rack::WorthFinishing() const {
+  if (!collector_->running() || parent_spec_.has_asynchronous()) return false;
+  return !waiting_outcome_ || round_.result.clients > 0 || second_.has_value();
+}
+
+// Who has left a rack that shuts down is not awaited: what is in goes up.
+void Rack::CloseIfAlone() {
+  if (!shutting_down_ || ending() || !collector_->running() || waiting_outcome_) return;
+  if (collector_->Count().clients == 0) collector_->CloseNow();  // RoundClosed goes on
+}
+
 void Rack::ShutdownAsked() {
+  shutting_down_ = true;
+  if (!WorthFinishing()) return EndShutdown();
+  spdlog::info("shutting down: the running round may finish within the grace time");
+  loop_.PostAfter(absl::Seconds(c_.limits.shutdown_grace_s), [this] { EndShutdown(); });
+  CloseIfAlone();
+}
+
+void Rack::EndShutdown() {
+  if (ending()) return;
   spdlog::info("shutting down");
   if (uplink_ != nullptr) uplink_->Abandon();
   End(v1::Stop::GOING_AWAY, "this rack shuts down", absl::OkStatus());

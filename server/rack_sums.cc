@@ -31,6 +31,7 @@ void Rack::SumClosed(CollectedRound round) {
     }
     report.set_late(round_.result.late);
     uplink_->SendReport(report);
+    if (shutting_down_) loop_.Post([this] { EndShutdown(); });  // nobody is left to wait for
   } else if (own_ == nullptr || own_->last()) {
     SendUp();
   }

@@ -9,6 +9,10 @@
 namespace tributary::server {
 
 void Rack::BeginPending() {
+  if (shutting_down_ && !collector_->running()) {
+    loop_.Post([this] { EndShutdown(); });
+    return;
+  }
   if (!pending_.has_value() || collector_->running() || lent_to_ != 0 || model_ == nullptr ||
       model_->sha256 != pending_->base_sha256()) {
     return;
@@ -78,6 +82,7 @@ void Rack::RoundClosed(CollectedRound round) {
     report.set_contributors(round.result.clients);
     uplink_->SendReport(report);
     collector_->Finish(true, true, "");
+    BeginPending();
     return;
   }
   if (own_ != nullptr) {
@@ -137,6 +142,7 @@ void Rack::OwnStepped(const absl::Status& status) {
     spdlog::error("round {}: {}", parent_spec_.round(), Text(status));
     collector_->Finish(false, false, std::string(status.message()));
     Decline(parent_spec_, std::string(status.message()));
+    BeginPending();
   } else if (own_->last() || early_outcome_.has_value()) {
     SumClosed(own_->Merged());
   } else {

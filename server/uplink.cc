@@ -246,7 +246,9 @@ class GrpcUplink final : public Uplink {
         Done();
         handler_->OnParentRefused(response->refused().reason());
       }
-    } else if (response->has_stop() && response->stop().kind() != v1::Stop::GOING_AWAY) {
+    } else if (response->has_stop() && response->stop().kind() == v1::Stop::GOING_AWAY) {
+      handler_->OnParentGoingAway();
+    } else if (response->has_stop()) {
       Done();
       handler_->OnParentStop(std::move(*response->mutable_stop()));
     }

@@ -26,6 +26,7 @@ class UplinkHandler {
   virtual void OnParentTask(v1::Task task) = 0;
   virtual void OnParentOutcome(v1::Outcome outcome) = 0;
   virtual void OnParentStop(v1::Stop stop) = 0;          // not for GOING_AWAY: that is reconnected
+  virtual void OnParentGoingAway() {}                    // told before it is
   virtual void OnParentRefused(std::string reason) = 0;  // for good
   virtual void OnParentCollect(uint64_t /*round*/) {}    // the sum is wanted
   virtual void OnParentClaims(v1::ClaimsAnswer /*answer*/) {}

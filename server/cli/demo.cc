@@ -5,6 +5,7 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
@@ -20,6 +21,7 @@
 #include "base/process.h"
 #include "base/status.h"
 #include "server/cli/commands.h"
+#include "server/config.h"
 
 namespace tributary::cli {
 namespace {
@@ -44,6 +46,7 @@ class DemoRun {
   absl::Status StartTiers();
   absl::Status StartClients();
   absl::StatusOr<int> Follow();
+  int AwaitEnds();
   void ShowRound(const std::string& line);
   void Summary(int code) const;
   std::string RootConfig() const;
@@ -94,6 +97,8 @@ absl::Status DemoRun::StartAggregator(const std::string& name, const std::string
       "[node]\nname = \"%s\"\nlisten = \"127.0.0.1:%d\"\n%s\n[transport]\nkind = \"tcp\"\nlisten = "
       "\"127.0.0.1:0\"\n\n[limits]\nfold_workers = 1\n\n%s",
       name, *port, parent.empty() ? "" : absl::StrFormat("parent = \"%s\"\n", parent), config);
+  // Before anything is started: what the options cannot mean is said here, not in a log.
+  if (root) RETURN_IF_ERROR(server::LoadConfig(file).status());
   ASSIGN_OR_RETURN(
       Process process,
       Process::Start(
@@ -214,11 +219,22 @@ absl::StatusOr<int> DemoRun::Follow() {
     }
     return 130;
   }
+  return AwaitEnds();
+}
+
+// The root has ended, and with it the run: the others end by themselves, or where it failed by a
+// signal, all within one limit.
+int DemoRun::AwaitEnds() {
   int code = 0;
+  absl::Time limit = absl::Now() + kExitTime;
   for (size_t i = 0; i < processes_.size(); ++i) {
-    const auto exit = processes_[i]->Wait(kExitTime);
+    const auto exit = processes_[i]->Wait(std::max(limit - absl::Now(), absl::ZeroDuration()));
     if (exit.ok() && *exit == 0) continue;
     code = 1;
+    if (i == 0) {
+      for (size_t other = 1; other < processes_.size(); ++other) processes_[other]->Signal(SIGTERM);
+      limit = absl::Now() + kExitTime;
+    }
     std::printf("%s %s; its log: %s\n", names_[i].c_str(),
                 exit.ok() ? absl::StrCat("ended with exit code ", *exit).c_str()
                           : "does not end and is killed",
@@ -287,7 +303,7 @@ int Demo(const DemoOptions& options) {
   const auto code = DemoRun(options).Run();
   if (code.ok()) return *code;
   std::fprintf(stderr, "%s\n", std::string(code.status().message()).c_str());
-  return 1;
+  return absl::IsInvalidArgument(code.status()) ? 2 : 1;
 }
 
 }  // namespace tributary::cli

@@ -29,6 +29,7 @@ class Rack final : public NodeBase, public UplinkHandler {
   void OnParentClaims(v1::ClaimsAnswer answer) override;
   void OnParentStop(v1::Stop stop) override;
   void OnParentRefused(std::string reason) override;
+  void OnParentGoingAway() override;
   void OnModel(std::shared_ptr<const ModelVersion> model) override;
   void OnForwarded(uint64_t round, absl::Status status, double seconds) override;
   void OnReleased(uint64_t forward) override;
@@ -45,6 +46,9 @@ class Rack final : public NodeBase, public UplinkHandler {
   void Decline(const v1::RoundSpec& spec, const std::string& why);
   void Claim(const v1::Claims& claims) override;
   void ShutdownAsked() override;
+  bool WorthFinishing() const;
+  void CloseIfAlone();
+  void EndShutdown();
 
   // rack_tasks.cc
   void BeginPending();
@@ -82,6 +86,7 @@ class Rack final : public NodeBase, public UplinkHandler {
   aggregation::Grid grid_;           // of own_
   std::optional<v1::Outcome> early_outcome_;
   bool waiting_outcome_ = false;
+  bool shutting_down_ = false;
   uint64_t lent_to_ = 0;  // the given up forward that still reads the sum; 0: none
   CollectedRound round_;
   bool first_in_ = false;       // the parent has taken it

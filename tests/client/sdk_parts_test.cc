@@ -6,6 +6,7 @@
 #include "client/internal/framing.h"
 #include "client/internal/participant.h"
 #include "client/internal/residuals.h"
+#include "tests/aggregation/testing.h"
 #include "tests/client/sdk_fixture.h"
 
 namespace tributary::client::testing {
@@ -229,6 +230,39 @@ TEST(FramingTest, ALengthBeyondTheMessageIsAnErrorWithoutAnAllocation) {
       11);
   EXPECT_EQ(internal::ParseDownloadMessage(Buffer(bytes, 1)).status().code(),
             absl::StatusCode::kDataLoss);
+}
+
+// As tests/reference/message_golden.py wrote it from the contract; tests/server reads it.
+TEST(FramingTest, ASmallUpdateIsTheGoldenMessageToTheByte) {
+  const auto golden = [](const std::string& name) {
+    return aggregation::testing::ReadBytes(
+        absl::StrCat(TRIBUTARY_SOURCE_DIR, "/tests/golden/", name));
+  };
+  const std::vector<uint8_t> layout_hash = golden("aggregation/layout_hash.bin");
+  const std::vector<uint8_t> segments = golden("aggregation/update.bin");
+  v1::UploadHeader header;
+  header.set_run("run-1");
+  header.set_round(3);
+  header.set_id("client-7");
+  header.set_epoch(1'700'000'000'000'000u);
+  header.set_base_version(2);
+  header.set_layout_hash(std::string(layout_hash.begin(), layout_hash.end()));
+  header.set_weight(3);
+  header.set_encoded_bytes(segments.size());
+  auto* loss = header.add_metrics();
+  loss->set_name("loss");
+  loss->set_value(0.75);
+  loss->set_weight(3);
+  internal::UploadMessages messages(
+      header, internal::MakeEncodedDelta(std::make_shared<const internal::Segments>(1, segments)));
+  const grpc::ByteBuffer message = messages.Next();
+  EXPECT_TRUE(messages.done());
+  std::vector<grpc::Slice> slices;
+  ASSERT_TRUE(message.Dump(&slices).ok());
+  std::vector<uint8_t> bytes;
+  for (const grpc::Slice& slice : slices) bytes.insert(bytes.end(), slice.begin(), slice.end());
+  EXPECT_EQ(aggregation::testing::Hex(bytes),
+            aggregation::testing::Hex(golden("messages/upload.bin")));
 }
 
 TEST(FramingTest, AnEmptyUpdateIsAHeaderAndATrailer) {

@@ -55,6 +55,48 @@ TEST(EndToEnd, TwoTiersEndInTheSameModelAsFlat) {
   }
 }
 
+// What docs/operations.md says of a line, at a root with a client of its own and a rack.
+TEST(EndToEnd, RoundsFileHasPhasesBytesCountsTransportAndModelOfEachRound) {
+  Cluster run;
+  const int root = run.Port(), rack = run.Port();
+  run.Root(root, "", kRounds, kClients);
+  run.Rack("rack-0", rack, root);
+  for (int i = 0; i < kClients; ++i) run.Client(absl::StrCat("c", i), {i < 3 ? rack : root}, 20);
+  EXPECT_EQ(run.ExitCode("global"), 0) << run.Log("global");
+  const auto rounds = run.Rounds();
+  ASSERT_EQ(rounds.size(), static_cast<size_t>(kRounds));
+  for (int i = 0; i < kRounds; ++i) {
+    const nlohmann::json& round = rounds[i];
+    SCOPED_TRACE(round.dump());
+    EXPECT_EQ(round.at("round"), i + 1);
+    EXPECT_EQ(round.at("committed"), true);
+    double phases = 0;
+    for (const char* phase :
+         {"announce", "download", "train_wait", "upload", "fold", "forward", "apply", "commit"}) {
+      EXPECT_GE(round.at("phases").at(phase).get<double>(), 0) << phase;
+      phases += round.at("phases").at(phase).get<double>();
+    }
+    EXPECT_EQ(round.at("phases").size(), 8u);
+    EXPECT_GE(phases, 0.02) << "its clients alone take so long";
+    EXPECT_GE(round.at("phases").at("train_wait").get<double>(), 0.02);
+    EXPECT_GT(round.at("phases").at("commit").get<double>(), 0);
+    EXPECT_GE(round.at("seconds").get<double>(), 0.02);
+    EXPECT_EQ(round.at("accepted"), kClients);
+    EXPECT_EQ(round.at("late"), 0);
+    EXPECT_EQ(round.at("rejected"), nlohmann::json::object());
+    EXPECT_EQ(round.at("children"), 2);
+    const nlohmann::json& bytes = round.at("bytes");
+    EXPECT_GT(bytes.at("from_clients"), 0);
+    EXPECT_GT(bytes.at("from_aggregators"), 0);
+    EXPECT_EQ(bytes.at("updates_below"), kClients * bytes.at("from_clients").get<uint64_t>());
+    EXPECT_GT(bytes.at("model_to_clients"), 0);
+    EXPECT_GT(bytes.at("model_to_aggregators"), 0);
+    EXPECT_EQ(round.at("transport"), "tcp");
+    EXPECT_EQ(round.at("model_sha256").get<std::string>().size(), 64u);
+  }
+  EXPECT_EQ(rounds.back().at("model_sha256"), run.ModelHash(kRounds));
+}
+
 // `auto` finds shared memory here; the last rack insists on tcp and is offered that too.
 TEST(EndToEnd, EveryTransportEndsInTheSameModel) {
   for (const std::string kind : {"shm", "auto"}) {
@@ -192,6 +234,34 @@ TEST(EndToEnd, TheDemoOfOneSeedEndsInOneModelWhateverTheTopology) {
   EXPECT_EQ(flat.size(), 64u);
   EXPECT_EQ(demo("again", "flat"), flat);
   EXPECT_EQ(demo("tiers", "two-tier"), flat);
+}
+
+// What README.md promises of `./run demo`: real images, 20 clients behind two racks, ten rounds.
+TEST(EndToEnd, TheDemoLearnsEightyPercentWithinThreeMinutesAndSaysWhereItsOutputsAre) {
+  if (!fs::exists(Cluster::Binary("tributary-client"))) {
+    GTEST_SKIP() << "tributary-client is not built here (TRIBUTARY_TRAINER is off)";
+  }
+  Cluster run;
+  const std::string out = run.dir() + "/out";
+  run.Start("demo", {Cluster::Binary("tributary"), "demo", "--out", out});
+  const auto code = run["demo"].Wait(absl::Minutes(3));
+  ASSERT_TRUE(code.ok()) << "it takes more than three minutes\n" << run.Log("demo");
+  EXPECT_EQ(*code, 0);
+  const std::string log = run.Log("demo");
+  EXPECT_THAT(log, testing::StartsWith("tributary demo: two-tier, 20 clients behind 2 racks, "
+                                       "model 2nn, codec int8, Dirichlet(0.5), 10 rounds, seed 1"));
+  for (const std::string part : {"round 10/10  accuracy ", "MB saved", "\noutputs\n",
+                                 "\nwhat to try next\n", "3.9 times smaller", "SHA-256 "}) {
+    EXPECT_THAT(log, testing::HasSubstr(part));
+  }
+  std::vector<nlohmann::json> rounds;
+  std::ifstream file(out + "/checkpoints/demo/rounds.jsonl");
+  for (std::string line; std::getline(file, line);) rounds.push_back(nlohmann::json::parse(line));
+  ASSERT_EQ(rounds.size(), 10u);
+  EXPECT_GE(rounds.back().at("evaluation").at("test_accuracy").get<double>(), 0.80) << log;
+  EXPECT_EQ(rounds.back().at("accepted"), 20);
+  EXPECT_TRUE(fs::exists(out + "/checkpoints/demo/00000010/model.safetensors"));
+  EXPECT_TRUE(fs::exists(out + "/logs/client-019.log"));
 }
 
 // The annotated configs, as they are but for the number of rounds, each started for real. They use

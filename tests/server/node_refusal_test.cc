@@ -17,6 +17,7 @@ struct Offence {
   std::function<v1::UploadResponse(RawClient&)> commit;
   // Not counted as an answer: the offender must answer otherwise for the round to close.
   bool still_awaited = false;
+  v1::UploadResponse::Status status = v1::UploadResponse::REJECTED;
 };
 
 Segments WithFloat(float value, const std::string& codec = "fp32") {
@@ -41,6 +42,37 @@ v1::UploadResponse Send(RawClient& client, const Segments& segments) {
   return client.Upload(segments);
 }
 
+// An update of a model with other tensors than the run's, honestly told by its layout hash.
+v1::UploadResponse SendOfLayout(
+    RawClient& client, const std::function<void(std::vector<aggregation::TensorSpec>&)>& change) {
+  EXPECT_EQ(client.task().spec().layout_hash(), TestLayout()->hash());
+  std::vector<aggregation::TensorSpec> tensors = TestLayout()->tensors();
+  change(tensors);
+  const Segments segments = EncodeTest(3);
+  v1::UploadHeader header = client.Header(segments);
+  header.set_layout_hash((*aggregation::ModelLayout::Create(std::move(tensors)))->hash());
+  return client.Upload(header, segments, RawClient::Trailer(segments));
+}
+
+// Offences told by the layout hash alone: nothing of the payload was read, so the client is awaited
+// on.
+std::vector<Offence> LayoutOffences() {
+  const auto of = [](const std::function<void(std::vector<aggregation::TensorSpec>&)>& change) {
+    return [change](RawClient& c) { return SendOfLayout(c, change); };
+  };
+  return {
+      {"LayoutWithATensorMissing", "layout", of([](auto& tensors) { tensors.pop_back(); }), true},
+      {"LayoutWithOneTensorMore", "layout", of([](auto& tensors) {
+         tensors.push_back({"more", {2}});
+       }),
+       true},
+      {"LayoutWithATensorRenamed", "layout", of([](auto& tensors) { tensors[0].name = "weights"; }),
+       true},
+      {"LayoutWithAnotherShapeOfTheSameSize", "layout",
+       of([](auto& tensors) { std::swap(tensors[0].shape[0], tensors[0].shape[1]); }), true},
+  };
+}
+
 std::vector<Offence> Offences() {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const float inf = std::numeric_limits<float>::infinity();
@@ -63,6 +95,14 @@ std::vector<Offence> Offences() {
          return c.Upload(header, s, RawClient::Trailer(s));
        },
        true},
+      {"BitFlippedOnTheWay", "checksum",
+       [](RawClient& c) {
+         const Segments honest = EncodeTest(3);
+         Segments flipped = honest;
+         flipped[1].back() ^= 0x10;
+         return c.Upload(c.Header(honest), flipped, RawClient::Trailer(honest));
+       },
+       true, v1::UploadResponse::RETRY},
       {"MissingTensor", "layout",
        [](RawClient& c) {
          Segments s = EncodeTest(3);
@@ -126,7 +166,7 @@ TEST_P(OffenceTest, IsRefusedWithItsReasonAndLeavesTheOthersBitIdentical) {
   bad.AwaitTask();
   EXPECT_EQ(a.Upload(EncodeTest(1)).status(), v1::UploadResponse::ACCEPTED);
   const v1::UploadResponse answer = GetParam().commit(bad);
-  EXPECT_EQ(answer.status(), v1::UploadResponse::REJECTED);
+  EXPECT_EQ(answer.status(), GetParam().status);
   EXPECT_EQ(answer.reason(), GetParam().reason) << answer.message();
   EXPECT_FALSE(answer.message().empty());
   EXPECT_EQ(b.Upload(EncodeTest(2)).status(), v1::UploadResponse::ACCEPTED);
@@ -144,6 +184,8 @@ TEST_P(OffenceTest, IsRefusedWithItsReasonAndLeavesTheOthersBitIdentical) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, OffenceTest, testing::ValuesIn(Offences()),
+                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Layouts, OffenceTest, testing::ValuesIn(LayoutOffences()),
                          [](const auto& info) { return info.param.name; });
 
 TEST_F(NodeTest, BitFlippedUploadIsAskedForAgainAndThenCounts) {
@@ -165,7 +207,7 @@ TEST_F(NodeTest, BitFlippedUploadIsAskedForAgainAndThenCounts) {
 TEST_F(NodeTest, RoundWhoseEveryUpdateWasRefusedFailsCleanlyAndTheNextRuns) {
   TestNode node(Config("", 2));
   RawClient a(node.endpoint(), "a"), b(node.endpoint(), "b");
-  a.AwaitTask();
+  const std::string base = a.AwaitTask().spec().base_sha256();
   b.AwaitTask();
   const float nan = std::numeric_limits<float>::quiet_NaN();
   a.Upload(WithFloat(nan));
@@ -176,7 +218,9 @@ TEST_F(NodeTest, RoundWhoseEveryUpdateWasRefusedFailsCleanlyAndTheNextRuns) {
   const v1::Outcome outcome = a.AwaitOutcome();
   EXPECT_FALSE(outcome.committed());
   EXPECT_FALSE(outcome.included());
-  EXPECT_EQ(a.AwaitTask().spec().base_version(), 0u);
+  const v1::Task next = a.AwaitTask();
+  EXPECT_EQ(next.spec().base_version(), 0u);
+  EXPECT_EQ(next.spec().base_sha256(), base) << "the model stays";
   b.AwaitTask();
   EXPECT_EQ(a.Upload(EncodeTest(1)).status(), v1::UploadResponse::ACCEPTED);
   EXPECT_EQ(b.Upload(EncodeTest(2)).status(), v1::UploadResponse::ACCEPTED);

@@ -263,8 +263,12 @@ TEST_F(NodeTest, ShutdownWithinARoundThatDoesNotFinishEndsAtTheGrace) {
   RawClient a(node.endpoint(), "a"), b(node.endpoint(), "b");
   a.AwaitTask();
   b.AwaitTask();
+  const absl::Time asked = absl::Now();
   node.Shutdown();
   EXPECT_TRUE(node.End().ok());
+  const absl::Duration took = absl::Now() - asked;
+  EXPECT_GE(took, absl::Milliseconds(300)) << "the clients were given the grace";
+  EXPECT_LT(took, absl::Seconds(10)) << "and no more, but for a slow machine";
 }
 
 // ---- The memory budget

@@ -1,38 +1,20 @@
 // Partial sums that went over a link, simulated or TCP, merge to the bits of one flat sum.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <memory>
 #include <thread>
 
-#include "absl/strings/str_cat.h"
+#include "compression/codec.h"
 #include "server/tier_stream.h"
-#include "tests/aggregation/testing.h"
+#include "tests/aggregation/same_bits.h"
 #include "transport/sim.h"
 #include "transport/tcp.h"
 
 namespace tributary::server {
 namespace {
 
-using aggregation::Grid;
-using aggregation::testing::UpdatePtr;
-constexpr int kUpdates = 24;
 constexpr absl::Duration kPatience = absl::Seconds(60);
-
-// 24 updates of mixed codecs and weights, every policy and dtype among the tensors.
-std::vector<UpdatePtr> Updates(const aggregation::testing::LayoutPtr& layout) {
-  const std::vector<std::vector<std::string>> codecs = {
-      {"fp32"}, {"fp16"}, {"bf16"}, {"int8"}, {"int8(block=64)", "fp32"}};
-  std::vector<UpdatePtr> updates;
-  for (int i = 0; i < kUpdates; ++i) {
-    auto deltas = aggregation::testing::RandomDeltas(*layout, 300 + i);
-    // The smallest id, which FIRST tensors go by, is in the last rack.
-    updates.push_back(aggregation::testing::Assemble(
-        layout, Grid(),
-        aggregation::testing::Record(*layout, codecs[i % codecs.size()],
-                                     absl::StrCat("client-", 99 - i), 1 + i * 37, deltas)));
-  }
-  return updates;
-}
 
 class SameBitsLinksTest : public testing::TestWithParam<std::string> {
  protected:
@@ -46,8 +28,8 @@ class SameBitsLinksTest : public testing::TestWithParam<std::string> {
     }
   }
   // What arrives of a sum that is sent over a link of its own.
-  aggregation::PackedPartial Travel(const aggregation::ExactAccumulator& sum,
-                                    const std::string& first_id) {
+  std::shared_ptr<const aggregation::PackedPartial> Travel(const aggregation::ExactAccumulator& sum,
+                                                           const std::string& first_id) {
     transport::LinkOptions options;
     options.slots = 2;
     auto listener = parent_->Listen(GetParam() == "tcp" ? "127.0.0.1:0" : "", options);
@@ -61,18 +43,23 @@ class SameBitsLinksTest : public testing::TestWithParam<std::string> {
           [&](uint64_t i, uint8_t* data) { return sum.PackChunk(i, data); }, [] { return false; });
       EXPECT_TRUE(status.ok()) << status;
     });
-    aggregation::PackedPartial arrived{.first_id = first_id, .chunks = {}};
+    auto arrived = std::make_shared<aggregation::PackedPartial>();
+    arrived->first_id = first_id;
     StreamReader reader;
-    while (arrived.chunks.size() < sum.chunk_count()) {
+    while (arrived->chunks.size() < sum.chunk_count()) {
       const auto chunk = (*in)->Receive(absl::Now() + kPatience);
       EXPECT_TRUE(chunk.ok()) << chunk.status();
       if (!chunk.ok()) break;
       const auto got = reader.Feed(*chunk);
       EXPECT_TRUE(got.ok()) << got.status();
       if (got.ok() && *got == StreamReader::Got::kData)
-        arrived.chunks.emplace_back(chunk->bytes().begin(), chunk->bytes().end());
+        arrived->chunks.emplace_back(chunk->bytes().begin(), chunk->bytes().end());
     }
     sender.join();
+    EXPECT_EQ(arrived->chunks.size(), sum.chunk_count());
+    for (uint64_t i = 0; i < arrived->chunks.size(); ++i) {
+      EXPECT_TRUE(sum.ValidateChunk(i, arrived->chunks[i]).ok());
+    }
     return arrived;
   }
 
@@ -80,26 +67,27 @@ class SameBitsLinksTest : public testing::TestWithParam<std::string> {
   std::unique_ptr<transport::Fabric> parent_, child_;
 };
 
-TEST_P(SameBitsLinksTest, TwoTiersOverLinksAreTheFlatSumToTheBit) {
-  const auto layout = aggregation::testing::MixedLayout();
-  const std::vector<UpdatePtr> updates = Updates(layout);
-  const auto flat = aggregation::testing::MakeAccumulator(layout, Grid());
-  aggregation::testing::FoldAll(flat.get(), updates);
-
-  const auto root = aggregation::testing::MakeAccumulator(layout, Grid());
-  // Uneven racks.
-  for (const auto& [begin, end] : {std::pair(0, 2), std::pair(2, 17), std::pair(17, kUpdates)}) {
-    const auto rack = aggregation::testing::MakeAccumulator(layout, Grid());
-    aggregation::testing::FoldAll(rack.get(), {updates.begin() + begin, updates.begin() + end});
-    const auto arrived = Travel(*rack, updates[end - 1]->id());
-    ASSERT_EQ(arrived.chunks.size(), root->chunk_count());
-    for (uint64_t i = 0; i < arrived.chunks.size(); ++i) {
-      ASSERT_TRUE(root->ValidateChunk(i, arrived.chunks[i]).ok());
-      root->MergeChunk(i, arrived.chunks[i], arrived.first_id,
-                       aggregation::testing::Everything(*root));
+// The set, the trees and the SHA-256 of tests/aggregation/same_bits_test.cc, every partial sum over
+// a link of its own; the kernel targets take turns.
+TEST_P(SameBitsLinksTest, WhateverTheTreeTheOrderAndTheWorkersTheSumIsTheOneOfAllTests) {
+  const auto set = aggregation::testing::MakeRecordedSet();
+  const auto targets = compression::SupportedTargets();
+  PhiloxStream random(8);
+  std::vector<int> order = aggregation::testing::InOrder();
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_TRUE(compression::ForceTarget(targets[i % targets.size()]).ok());
+    aggregation::testing::Shuffle(&order, &random);
+    const int workers = std::array{1, 2, 4}[i % 3];
+    for (const auto& [name, tree] : aggregation::testing::SameBitsTrees(order)) {
+      const auto result = aggregation::testing::Aggregate(
+          set, tree, workers, &random,
+          [this](const auto& sum, const std::string& first_id) { return Travel(sum, first_id); });
+      ASSERT_EQ(aggregation::testing::DigestOf(*result.sum), aggregation::testing::kSameBitsSha256)
+          << name << ", order " << i << ", " << workers << " workers, "
+          << targets[i % targets.size()];
     }
   }
-  EXPECT_EQ(aggregation::testing::DigestOf(*root), aggregation::testing::DigestOf(*flat));
+  ASSERT_TRUE(compression::ForceTarget("").ok());
 }
 
 INSTANTIATE_TEST_SUITE_P(Fabrics, SameBitsLinksTest, testing::Values("tcp", "sim"),
