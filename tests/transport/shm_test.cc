@@ -4,11 +4,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -162,6 +165,21 @@ TEST(ShmLink, NothingIsLeftWhenTheListenerIsKilled) {
   waitpid(child, nullptr, 0);
   EXPECT_EQ((*link)->Receive(Soon()).status().code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(ReadAll("/proc/net/unix"), ::testing::Not(HasSubstr(address.substr(1))));
+}
+
+TEST(ShmLink, ConnectEndsAtItsTimeoutWhereNobodyAnswers) {
+  const std::string name = "tributary-test-silent-" + std::to_string(getpid());
+  const internal::Fd silent(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_un here{};
+  here.sun_family = AF_UNIX;
+  std::memcpy(here.sun_path + 1, name.data(), name.size());
+  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  ASSERT_EQ(bind(silent.get(), reinterpret_cast<const sockaddr*>(&here), length), 0);
+  ASSERT_EQ(listen(silent.get(), 4), 0);
+  LinkOptions options = SmallOptions("client");
+  options.connect_timeout = absl::Milliseconds(200);
+  const absl::Status status = MakeShmFabric()->Connect("@" + name, options).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
 }
 
 TEST(ShmLink, AnotherUsersProcessIsRefused) {

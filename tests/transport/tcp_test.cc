@@ -155,6 +155,35 @@ TEST(TcpLink, FewerLanesOfTheTwoSidesAreUsed) {
   ExpectWorking(*listener);  // that asks for three
 }
 
+// A peer that grants credit, whose control socket is well, and that reads nothing of its lane.
+TEST(TcpLink, ChunkOfWhichNothingCanBeSentForTheProgressTimeoutEndsTheLinkInWords) {
+  LinkOptions options = SmallOptions("server");
+  options.chunk_bytes = size_t{8} << 20;  // more than a socket's buffers take in unread
+  options.lanes = 1;
+  options.progress_timeout = absl::Milliseconds(200);
+  options.heartbeat = absl::Seconds(10);
+  auto listener = ListenHere(options);
+  const std::string id(16, 'p');
+  Stranger control(listener->address());
+  control.Say(internal::EncodeHello(internal::ControlHello(options, id, 1)));
+  Stranger lane(listener->address());
+  lane.Say(internal::EncodeHello(internal::LaneHello(id, 0)));
+  auto link = listener->Accept(Soon());
+  ASSERT_TRUE(link.ok()) << link.status();
+  absl::Status status;
+  while (status.ok()) {
+    auto chunk = (*link)->Borrow(Soon());
+    status = chunk.status();
+    if (!status.ok()) break;
+    chunk->set_size(chunk->capacity());
+    status = (*link)->Send(std::move(*chunk));
+  }
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("peer \"server\""), HasSubstr("lane 0: nothing of chunk"),
+                    HasSubstr("(progress_timeout)")));
+}
+
 TEST(TcpLink, DestroyingAListenerDropsLinksNobodyAccepted) {
   auto listener = ListenHere(SmallOptions("server"));
   auto client = MakeTcpFabric()->Connect(listener->address(), SmallOptions("client"));
