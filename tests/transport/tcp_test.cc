@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -41,6 +43,34 @@ void ExpectWorking(Listener& listener) {
   auto got = (*server)->Receive(Soon());
   ASSERT_TRUE(got.ok()) << got.status();
   EXPECT_EQ(got->data()[0], 42);
+}
+
+// The recorded sockets of a link of version 1, as an older peer opens them.
+TEST(TcpListener, SocketsOfVersionOneStillMakeALink) {
+  const auto golden = [](const std::string& name) {
+    std::ifstream in(std::string(TRIBUTARY_SOURCE_DIR) + "/tests/golden/link/" + name,
+                     std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  };
+  const std::string lanes = golden("lanes_v1.bin");
+  std::string id;
+  for (char c = 0; c < 16; ++c) id.push_back(c);
+  EXPECT_EQ(internal::EncodeHello(internal::LaneHello(id, 0)) +
+                internal::EncodeHello(internal::LaneHello(id, 1)),
+            lanes);
+  LinkOptions options;  // whose slots are as long as the recorded peer's
+  options.name = "server";
+  auto listener = ListenHere(options);
+  const Stranger control(listener->address());
+  control.Say(golden("hello_v1.bin"));
+  const Stranger first(listener->address());
+  first.Say(lanes.substr(0, lanes.size() / 2));
+  const Stranger second(listener->address());
+  second.Say(lanes.substr(lanes.size() / 2));
+  auto link = listener->Accept(Soon());
+  ASSERT_TRUE(link.ok()) << link.status();
+  EXPECT_EQ((*link)->peer(), "rack0");
+  EXPECT_EQ((*link)->hello(), std::string("\0\xffhi", 4));
 }
 
 TEST(TcpListener, OtherVersionIsRefusedInWords) {
