@@ -62,6 +62,30 @@ TEST_F(Roce, WhatDoesNotArriveForTheProgressTimeoutEndsTheLinkInWords) {
   verbs_->Hold(false);
 }
 
+TEST_F(Roce, ChunkThatAskedForNoCompletionIsMissedToo) {
+  LinkOptions options = SmallOptions("rack");
+  options.lanes = 1;
+  options.slots = 64;  // one request in sixteen asks
+  options.progress_timeout = absl::Milliseconds(200);
+  options.heartbeat = absl::Seconds(10);
+  ASSERT_EQ(Link(options), absl::OkStatus());
+  const size_t signalled = verbs_->signalled();
+  ASSERT_EQ(SendOne(3, 5000), absl::OkStatus());
+  EXPECT_EQ(verbs_->signalled(), signalled);
+  ExpectOne(3, 5000);
+  // All is well for longer than the limit: an idle link is no stuck one.
+  EXPECT_EQ(client_->Receive(absl::Now() + absl::Milliseconds(600)).status().code(),
+            absl::StatusCode::kDeadlineExceeded);
+  ASSERT_TRUE(client_->status().ok()) << client_->status();
+  verbs_->Hold(true);
+  ASSERT_EQ(SendOne(3, 5000), absl::OkStatus());
+  absl::Status status;
+  while (status.ok()) status = client_->Receive(Soon()).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_THAT(Words(status), HasSubstr("(progress_timeout)"));
+  verbs_->Hold(false);
+}
+
 TEST_F(Roce, LinkDestroyedInFullFlightAccountsForEveryRequest) {
   for (int i = 0; i < 20; ++i) {
     ASSERT_EQ(Link(), absl::OkStatus());

@@ -69,7 +69,9 @@ RoceCore::Clock::time_point RoceCore::CheckTime() {
   const auto timeout = absl::ToChronoNanoseconds(options_.progress_timeout);
   Clock::time_point next = now + timeout / kLooksPerTimeout;
   if (weak_until_.has_value()) next = std::min(next, *weak_until_);
-  if (!SendsAreUnderWay()) return next;
+  // What asked for no completion is asked after when nothing has followed it for a while.
+  if (!SendsAreUnderWay() && now >= moved_at_ + timeout / kLooksPerTimeout) PostFlushes();
+  if (state_.failed() || !SendsAreUnderWay()) return next;
   const Clock::time_point limit = moved_at_ + timeout;
   if (now < limit) return std::min(next, limit);
   Fail(
