@@ -10,9 +10,11 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/log_setup.h"
 #include "base/status.h"
 #include "bench/commands.h"
 #include "bench/figures.h"
+#include "bench/transport_perftest.h"
 #include "bench/transport_runs.h"
 #include "compression/codec.h"
 
@@ -101,11 +103,7 @@ class Bench {
   absl::Status Stream(const Shape& shape, const std::string& suffix) {
     std::vector<StreamResult> link, bare;
     for (int i = 0; i < repetitions_; ++i) {
-      // What RDMA gives without a link, perftest measures better.
-      if (shape.kind != "roce") {
-        ASSIGN_OR_RETURN(const StreamResult b, Bare(shape));
-        bare.push_back(b);
-      }
+      RETURN_IF_ERROR(AddBare(Bare(shape), shape.kind, &bare));
       ASSIGN_OR_RETURN(const StreamResult l, LinkStream(shape, {}));
       link.push_back(l);
     }
@@ -163,11 +161,7 @@ class Bench {
   absl::Status Ping(const Shape& shape) {
     std::vector<PingResult> link, bare;
     for (int i = 0; i < repetitions_; ++i) {
-      if (shape.kind != "roce") {
-        ASSIGN_OR_RETURN(const PingResult b,
-                         shape.kind == "shm" ? SharedPing(shape) : SocketPing(shape));
-        bare.push_back(b);
-      }
+      RETURN_IF_ERROR(AddBare(BarePing(shape), shape.kind, &bare));
       ASSIGN_OR_RETURN(const PingResult l, LinkPing(shape));
       link.push_back(l);
     }
@@ -175,7 +169,9 @@ class Bench {
         absl::StrCat("transport.", shape.kind, ".rtt_", SizeText(shape.size), "_us");
     AddPing(name, link, bare,
             shape.kind == "shm" ? "p50; beside it two flags in shared memory, both sides spinning"
-                                : "p50; beside it a plain socket ping-pong; less is better",
+            : shape.kind == "tcp"
+                ? "p50; beside it a plain socket ping-pong; less is better"
+                : absl::StrCat("p50; beside it twice ib_send_lat's typical", PerftestTrouble()),
             [](const auto& r) { return r.p50_us; });
     AddPing(name + ".p95", link, bare, "", [](const auto& r) { return r.p95_us; });
     AddPing(name + ".p99", link, bare, "", [](const auto& r) { return r.p99_us; });
@@ -196,13 +192,17 @@ class Bench {
     };
     std::string beside = "ceiling: plain blocking sockets, as many, no checksum";
     if (shape.kind == "shm") beside = "ceiling: copied in and out of shared memory, no checksum";
-    if (shape.kind == "roce") beside = "ceiling: see ib_write_bw";
+    if (shape.kind == "roce") beside = absl::StrCat("ceiling: ib_write_bw", PerftestTrouble());
     add("stream", "GB/s", absl::StrCat(beside, "; ", shape.lanes, " lanes"), true,
         [](const auto& r) { return r.rate / 1e9; });
     add("cpu_s_per_gb", "s/GB", "both sides; less is better", true,
         [](const auto& r) { return r.cpu_s_per_gb(); });
     add("sender_cpu_s_per_gb", "s/GB", "", true, [](const auto& r) { return r.sender_cpu; });
     add("receiver_cpu_s_per_gb", "s/GB", "", true, [](const auto& r) { return r.receiver_cpu; });
+    if (shape.kind == "roce") {
+      add("open_ms", "ms", "cold: devices opened, arenas registered", false,
+          [](const auto& r) { return r.open_ms; });
+    }
     add("connect_ms", "ms", "cold", false, [](const auto& r) { return r.connect_ms; });
     add("first_chunk_ms", "ms", "cold", false, [](const auto& r) { return r.first_ms; });
     if (shape.kind == "tcp") {
@@ -213,12 +213,33 @@ class Bench {
   void AddPing(const std::string& name, const std::vector<PingResult>& link,
                const std::vector<PingResult>& bare, std::string note,
                const std::function<double(const PingResult&)>& of) {
+    const double beside = bare.empty() ? 0 : MedianOf<PingResult>(bare, of);
+    // perftest tells no p95.
     Add(name, MedianOf<PingResult>(link, of), "us",
-        bare.empty() ? std::nullopt : std::optional(MedianOf<PingResult>(bare, of)),
-        std::move(note));
+        beside > 0 ? std::optional(beside) : std::nullopt, std::move(note));
   }
   static absl::StatusOr<StreamResult> Bare(const Shape& shape) {
+    if (shape.kind == "roce") return PerftestStream(shape);
     return shape.kind == "shm" ? SharedStream(shape) : SocketStream(shape);
+  }
+  static absl::StatusOr<PingResult> BarePing(const Shape& shape) {
+    if (shape.kind == "roce") return PerftestPing(shape);
+    return shape.kind == "shm" ? SharedPing(shape) : SocketPing(shape);
+  }
+  // perftest may be missing: RoCE is then measured without a ceiling, and the note says why.
+  template <typename Result>
+  absl::Status AddBare(absl::StatusOr<Result> result, const std::string& kind,
+                       std::vector<Result>* out) {
+    if (result.ok()) {
+      out->push_back(*std::move(result));
+      return absl::OkStatus();
+    }
+    if (kind != "roce") return result.status();
+    perftest_ = result.status();
+    return absl::OkStatus();
+  }
+  std::string PerftestTrouble() const {
+    return perftest_.ok() ? "" : absl::StrCat("; none: ", perftest_.message());
   }
   void Add(std::string name, double value, std::string unit, std::optional<double> ceiling,
            std::string note) {
@@ -230,6 +251,7 @@ class Bench {
   }
 
   const int repetitions_;
+  absl::Status perftest_;
   double stream_ = 0;  // of the last Stream, bytes per second
   std::vector<Figure> figures_;
 };
@@ -268,6 +290,9 @@ absl::Status RunAll(const TransportOptions& options, Bench* bench) {
   return absl::OkStatus();
 }
 
+// Standard output is for figures, and for the peer's report: what links log goes beside it.
+absl::Status LogBeside() { return SetUpLog({.name = "bench"}); }
+
 int Report(const absl::Status& status) {
   if (status.ok()) return 0;
   std::fprintf(stderr, "%s\n", Text(status).c_str());
@@ -278,7 +303,9 @@ int Report(const absl::Status& status) {
 
 int Transport(const TransportOptions& options) {
   Bench bench(options.repetitions);
-  if (const absl::Status status = RunAll(options, &bench); !status.ok()) return Report(status);
+  absl::Status status = LogBeside();
+  if (status.ok()) status = RunAll(options, &bench);
+  if (!status.ok()) return Report(status);
   Print(bench.figures());
   std::string lanes;
   for (const uint32_t n : options.lanes) absl::StrAppend(&lanes, lanes.empty() ? "" : ",", n);
@@ -289,6 +316,7 @@ int Transport(const TransportOptions& options) {
 }
 
 int TransportPeer(const TransportPeerOptions& options) {
+  if (const absl::Status status = LogBeside(); !status.ok()) return Report(status);
   const std::pair<const char*, absl::StatusOr<std::string> (*)(const TransportPeerOptions&)>
       parts[] = {{"link-stream", LinkStreamPeer},
                  {"link-ping", LinkPingPeer},

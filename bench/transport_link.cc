@@ -56,9 +56,11 @@ absl::StatusOr<std::pair<Accepted, Peer>> AcceptPeer(const std::string& what, co
 }
 
 absl::StatusOr<std::unique_ptr<transport::Link>> ConnectBack(const TransportPeerOptions& options,
-                                                             double* connect_ms) {
+                                                             double* open_ms, double* connect_ms) {
+  double start = WallSeconds();
   ASSIGN_OR_RETURN(auto fabric, FabricOf(options.kind));
-  const double start = WallSeconds();
+  *open_ms = 1e3 * (WallSeconds() - start);
+  start = WallSeconds();
   ASSIGN_OR_RETURN(auto link, fabric->Connect(options.address, OptionsOf(ShapeOf(options))));
   *connect_ms = 1e3 * (WallSeconds() - start);
   return link;
@@ -149,6 +151,7 @@ absl::Status Peer::FinishStream(StreamResult* result) {
   const json j = json::parse(report, nullptr, false);
   if (j.is_discarded()) return absl::InternalError("the bench's peer reported nothing readable");
   result->sender_cpu = j.value("cpu_s_per_gb", 0.0);
+  result->open_ms = j.value("open_ms", 0.0);
   result->connect_ms = j.value("connect_ms", 0.0);
   result->retransmits += j.value("retransmits", uint64_t{0});
   if (j.contains("connected_at")) result->first_ms -= 1e3 * j["connected_at"].get<double>();
@@ -194,8 +197,8 @@ namespace {
 // elsewhere, unless `copies`, the payload is taken to be made in the slot, which is touched once.
 absl::StatusOr<std::string> SendStream(const TransportPeerOptions& options, bool copies) {
   const Shape shape = ShapeOf(options);
-  double connect_ms = 0;
-  ASSIGN_OR_RETURN(auto link, ConnectBack(options, &connect_ms));
+  double open_ms = 0, connect_ms = 0;
+  ASSIGN_OR_RETURN(auto link, ConnectBack(options, &open_ms, &connect_ms));
   const double connected_at = WallSeconds();
   const std::vector<float> source(SourceBytes(shape) / sizeof(float) + 1, 0.015625F);
   const auto* bytes = reinterpret_cast<const uint8_t*>(source.data());
@@ -215,6 +218,7 @@ absl::StatusOr<std::string> SendStream(const TransportPeerOptions& options, bool
   RETURN_IF_ERROR(link->Close(Soon()));
   const double timed = static_cast<double>((chunks - warm) * shape.size) / 1e9;
   return json{{"cpu_s_per_gb", (CpuSeconds() - cpu) / timed},
+              {"open_ms", open_ms},
               {"connect_ms", connect_ms},
               {"connected_at", connected_at},
               {"retransmits", link->stats().retransmits}}
@@ -246,8 +250,8 @@ absl::StatusOr<PingResult> LinkPing(const Shape& shape) {
 }
 
 absl::StatusOr<std::string> LinkPingPeer(const TransportPeerOptions& options) {
-  double connect_ms = 0;
-  ASSIGN_OR_RETURN(auto link, ConnectBack(options, &connect_ms));
+  double open_ms = 0, connect_ms = 0;
+  ASSIGN_OR_RETURN(auto link, ConnectBack(options, &open_ms, &connect_ms));
   std::vector<double> us;
   const uint32_t warm = options.rounds / 10;
   for (uint32_t i = 0; i < warm + options.rounds; ++i) {

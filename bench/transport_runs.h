@@ -21,6 +21,7 @@ struct StreamResult {
   double rate = 0;          // payload bytes per second, warm
   double receiver_cpu = 0;  // CPU seconds per 10^9 bytes
   double sender_cpu = 0;
+  double open_ms = 0;        // before that: devices are opened, memory is registered
   double connect_ms = 0;     // until the link is usable on the connecting side
   double first_ms = 0;       // from there until the first chunk is received: cold memory, cold path
   uint64_t retransmits = 0;  // of both sides, where the transport can tell

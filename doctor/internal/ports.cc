@@ -1,7 +1,11 @@
 // Each RDMA port: its state, MTU, GID table, and bond.
+#include <algorithm>
+#include <vector>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
+#include "doctor/address.h"
 #include "doctor/bond.h"
 #include "doctor/internal/exam.h"
 #include "transport/rdma/mtu.h"
@@ -127,7 +131,18 @@ Owner OwnerOf(const Exam& exam, const Inventory& inventory, const transport::rdm
   return {};
 }
 
-// A link's queue pairs use the GID of the address that its control socket has.
+// Whether links to a service address (one of lo, that is not loopback) can find their device: the
+// kernel's route to each peer names it, which takes librdmacm and its node.
+bool RouteServes(const Exam& exam, const std::string& address) {
+  const std::vector<InterfaceAddress> all = exam.env.interfaces();
+  const bool on_lo = std::any_of(all.begin(), all.end(), [&](const InterfaceAddress& one) {
+    return one.interface == "lo" && one.address == address && !IsLoopback(address);
+  });
+  return on_lo && exam.env.rdma_cm().ok() && exam.env.may_open("/dev/infiniband/rdma_cm").ok();
+}
+
+// A link's queue pairs use the port of the route to the peer; where nobody can be asked for that,
+// the GID of the address that its control socket has.
 void CheckLinkAddress(const Exam& exam, const Inventory& inventory) {
   const std::string name = "rdma.address";
   if (exam.config.transport.roce.gid_index >= 0) {
@@ -152,6 +167,10 @@ void CheckLinkAddress(const Exam& exam, const Inventory& inventory) {
                                       owner.gid.entry.index, " of ", owner.port));
   } else if (instead.port.empty()) {
     exam.report.Skip(name, "no active RoCE port has a GID to use");
+  } else if (RouteServes(exam, address->address)) {
+    exam.report.Ok(name, absl::StrCat("links to ", address->address,
+                                      ", a service address that no RDMA device has, take the port "
+                                      "of the route to each peer (librdmacm)"));
   } else {
     const std::string better = GidText(instead.gid.entry.gid);
     exam.Add(name, exam.Bad(),

@@ -164,6 +164,68 @@ TEST_F(Examined, LinksThatWouldMissTheRdmaDeviceAreToldItsAddress) {
   EXPECT_EQ(At(told, "rdma.address").seen, "links to 10.1.2.3 use GID 3 of mlx5_0/1");
 }
 
+TEST_F(Examined, AServiceAddressIsServedByTheRouteWhereTheKernelCanBeAsked) {
+  Machine("dual_stack");
+  env_.interfaces = [] {
+    return std::vector<InterfaceAddress>{
+        {"lo", "127.0.0.1", true}, {"lo", "10.9.0.1", true}, {"ens1f0", "10.1.2.3", true}};
+  };
+  config_ = ConfigWith("roce");
+  config_.transport.listen = "10.9.0.1:0";
+  const auto address = [&] {
+    return At(Examine({.config = &config_, .file = "f", .peer = ""}, env_), "rdma.address");
+  };
+  EXPECT_EQ(address().verdict, Verdict::kOk);
+  EXPECT_THAT(address().seen, HasSubstr("the route to each peer (librdmacm)"));
+  // As in a container without the node: links then go by the address alone.
+  env_.may_open = [](const std::string& path) {
+    return path == "/dev/infiniband/rdma_cm" ? absl::PermissionDeniedError(path) : absl::OkStatus();
+  };
+  EXPECT_EQ(address().verdict, Verdict::kFail);
+}
+
+TEST_F(Examined, MissingLibrariesAreNamedWithWhatToInstall) {
+  Machine("dual_stack");
+  env_.verbs = []() -> absl::StatusOr<std::shared_ptr<const VerbsTable>> {
+    return absl::FailedPreconditionError("libibverbs.so.1: cannot open shared object file");
+  };
+  env_.rdma_cm = []() -> absl::StatusOr<std::shared_ptr<const RdmaCmTable>> {
+    return absl::FailedPreconditionError("librdmacm.so.1: cannot open shared object file");
+  };
+  const Finding f = At(Run("roce"), "rdma.libraries");
+  EXPECT_EQ(f.verdict, Verdict::kFail);
+  EXPECT_THAT(f.seen, AllOf(HasSubstr("libibverbs.so.1"), HasSubstr("librdmacm.so.1")));
+  EXPECT_THAT(f.mend, HasSubstr("apt-get install libibverbs1 librdmacm1"));
+  EXPECT_EQ(At(Run("auto"), "rdma.libraries").verdict, Verdict::kWarn);
+}
+
+TEST_F(Examined, PortsAreToldWithStateLinkLayerAndRate) {
+  Machine("dual_stack");
+  EXPECT_THAT(At(Run("roce"), "rdma.port mlx5_0/1").seen,
+              StartsWith("ACTIVE (LinkUp), Ethernet (RoCE), 100 Gb/sec (4X EDR)"));
+  tree_->Write("/sys/class/infiniband/mlx5_0/ports/1/state", "1: DOWN\n");
+  const Finding down = At(Run("roce"), "rdma.port mlx5_0/1");
+  EXPECT_EQ(down.verdict, Verdict::kFail);
+  EXPECT_THAT(down.mend, HasSubstr("ip link set ens1f0 up"));
+  Machine("infiniband");
+  EXPECT_THAT(At(Run("roce"), "rdma.port mlx5_0/1").seen,
+              HasSubstr("InfiniBand, 200 Gb/sec (4X HDR)"));
+}
+
+TEST_F(Examined, CountersAreReadBeforeAndAfterTheShortTest) {
+  Machine("dual_stack");
+  tree_->Write("/proc/self/limits", "Max locked memory  unlimited  unlimited  bytes\n");
+  // The driver's: more at each look, as while traffic flows.
+  env_.ethtool = [looks = 0](const std::string&) mutable {
+    ++looks;
+    return absl::StatusOr<std::map<std::string, uint64_t>>(
+        std::map<std::string, uint64_t>{{"rx_prio3_pause", static_cast<uint64_t>(5 * looks)}});
+  };
+  const Report report = Run("roce");
+  EXPECT_EQ(At(report, "rdma.self_test mlx5_0/1").verdict, Verdict::kOk);
+  EXPECT_THAT(At(report, "rdma.counters mlx5_0/1").seen, HasSubstr("rx_prio3_pause +5"));
+}
+
 TEST_F(Examined, TheConfigsGidIndexIsTakenAtItsWord) {
   Machine("dual_stack");
   config_ = ConfigWith("roce");

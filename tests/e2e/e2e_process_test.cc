@@ -136,6 +136,46 @@ TEST(EndToEnd, PortInUseExitsWithTwoAndNamesTheLine) {
   EXPECT_THAT(run.Log("second"), testing::HasSubstr("change [node] listen"));
 }
 
+TEST(EndToEnd, RoceWithLittleMemoryToLockIsRefusedAtTheStartAndTcpSaysNothingOfRdma) {
+  Cluster run;
+  std::vector<std::string> limited = {"/usr/bin/prlimit", "--memlock=65536:65536"};
+  // Root may lock what it likes.
+  if (geteuid() == 0) {
+    limited.insert(limited.begin(),
+                   {"/usr/bin/setpriv", "--inh-caps=-ipc_lock", "--bounding-set=-ipc_lock"});
+  }
+  const auto start = [&](const std::string& kind) {
+    run.Write(kind, absl::StrFormat("[node]\nname = \"rack\"\nlisten = \"127.0.0.1:%d\"\n"
+                                    "parent = \"127.0.0.1:%d\"\n"
+                                    "[transport]\nkind = \"%s\"\nlisten = \"127.0.0.1:0\"\n",
+                                    run.Port(), run.Port(), kind));
+    std::vector<std::string> argv = limited;
+    argv.insert(argv.end(), {Cluster::Binary("tributary"), "serve",
+                             absl::StrCat(run.dir(), "/", kind, ".toml")});
+    run.Start(kind, argv);
+  };
+  start("tcp");
+  ASSERT_TRUE(run.AwaitLog("tcp", "listens on")) << run.Log("tcp");
+  run["tcp"].Signal(SIGTERM);
+  EXPECT_EQ(run.ExitCode("tcp"), 0) << run.Log("tcp");
+  for (const char* word : {"RDMA", "RoCE", "memlock", "ibverbs", "infiniband"}) {
+    EXPECT_THAT(run.Log("tcp"), testing::Not(testing::HasSubstr(word)));
+  }
+  start("roce");
+  EXPECT_EQ(run.ExitCode("roce"), 2) << run.Log("roce");
+  if (run.Log("roce").find("libibverbs") != std::string::npos) {
+    GTEST_SKIP() << "no RDMA libraries on this machine: " << run.Log("roce");
+  }
+  // The number, and a line for shells, units and containers.
+  EXPECT_THAT(
+      run.Log("roce"),
+      testing::AllOf(testing::HasSubstr("roce.toml:"),
+                     testing::HasSubstr("has to lock 260 MiB (272629760 bytes)"),
+                     testing::HasSubstr("may lock 64 KiB"), testing::HasSubstr("ulimit -l 266240"),
+                     testing::HasSubstr("LimitMEMLOCK=infinity"),
+                     testing::HasSubstr("--ulimit memlock=-1:-1")));
+}
+
 TEST(EndToEnd, AggregatorDoesNotLinkLibTorch) {
   Cluster run;
   run.Start("ldd", {"/usr/bin/ldd", Cluster::Binary("tributary")});

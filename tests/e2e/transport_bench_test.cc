@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/process.h"
+#include "bench/transport_perftest.h"
 
 namespace tributary {
 namespace {
@@ -62,6 +63,29 @@ TEST(TransportBench, SizesThatAreNoneAreBadUsage) {
   for (const std::string size : {"0", "1T", "x", "64K5", "512M"}) {
     EXPECT_EQ(RunBench({"--sizes", size, "--bytes", "1M"}), 2) << size;
   }
+}
+
+// As perftest 4.5 prints its tables, and the next major version, with another heading.
+TEST(TransportBench, PerftestsTablesAreRead) {
+  const std::string bandwidth =
+      " Link type       : Ethernet\n GID index       : 1\n"
+      " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]\n"
+      " 1048576    64               48.10              47.70              0.000048\n";
+  const auto rate = bench::ParseWriteBandwidth(bandwidth, 1 << 20);
+  ASSERT_TRUE(rate.ok()) << rate.status();
+  EXPECT_DOUBLE_EQ(*rate, 47.7 * (1 << 20));
+  EXPECT_THAT(std::string(bench::ParseWriteBandwidth(bandwidth, 64).status().message()),
+              testing::HasSubstr("no row for 64 bytes"));
+  const std::string latency =
+      " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    "
+      "t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec]\n"
+      " 64      1000          1.10           9.50         1.25               1.30           0.10"
+      "            2.00                    9.50\n";
+  const auto ping = bench::ParseSendLatency(latency, 64);
+  ASSERT_TRUE(ping.ok()) << ping.status();
+  EXPECT_DOUBLE_EQ(ping->p50_us, 2.5);  // there and back
+  EXPECT_DOUBLE_EQ(ping->p99_us, 4);
+  EXPECT_FALSE(bench::ParseSendLatency("", 64).ok());
 }
 
 }  // namespace

@@ -24,6 +24,7 @@
 #include "server/tier_stream.h"
 #include "tests/aggregation/testing.h"
 #include "tests/server/held.h"
+#include "tests/server/lent_fabric.h"
 #include "tests/transport/harness.h"
 #include "transport/faults.h"
 #include "transport/shm.h"
@@ -44,24 +45,6 @@ bool AwaitTrue(const Condition& condition) {
   }
   return true;
 }
-
-// A fabric that belongs to somebody else.
-class LentFabric final : public transport::Fabric {
- public:
-  explicit LentFabric(transport::Fabric* fabric) : fabric_(fabric) {}
-  std::string_view name() const override { return fabric_->name(); }
-  absl::StatusOr<std::unique_ptr<transport::Listener>> Listen(
-      const std::string& address, const transport::LinkOptions& options) override {
-    return fabric_->Listen(address, options);
-  }
-  absl::StatusOr<std::unique_ptr<transport::Link>> Connect(
-      const std::string& address, const transport::LinkOptions& options) override {
-    return fabric_->Connect(address, options);
-  }
-
- private:
-  transport::Fabric* fabric_;
-};
 
 // The two ends of links of one kind; roce's are over fake verbs, whose account is checked at the
 // end.

@@ -1,8 +1,12 @@
 // What `auto` promises: the same choice on both sides, the reasons, and links over what was chosen.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
+#include <cstddef>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -10,6 +14,7 @@
 
 #include "tests/transport/harness.h"
 #include "transport/auto.h"
+#include "transport/internal/posix_io.h"
 #include "transport/tcp.h"
 
 namespace tributary::transport {
@@ -168,6 +173,32 @@ TEST(AutoFabric, GoesOnToTheNextWhereTheBestDoesNotAnswer) {
   auto link = client->Connect(EncodeOffers(*offers), SmallOptions("client"));
   ASSERT_TRUE(link.ok()) << link.status();
   EXPECT_EQ((*link)->transport(), "tcp");
+}
+
+TEST(AutoFabric, OneThatNeverAnswersLeavesTimeForTheNext) {
+  // Takes connections and says nothing, as a filtered port looks from afar.
+  const std::string name = "tributary-test-auto-silent-" + std::to_string(getpid());
+  const internal::Fd silent(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_un here{};
+  here.sun_family = AF_UNIX;
+  std::memcpy(here.sun_path + 1, name.data(), name.size());
+  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  ASSERT_EQ(bind(silent.get(), reinterpret_cast<const sockaddr*>(&here), length), 0);
+  ASSERT_EQ(listen(silent.get(), 4), 0);
+  auto server = MakeAutoFabric(Candidates(true));
+  auto listener = server->Listen("", SmallOptions("server"));
+  ASSERT_TRUE(listener.ok());
+  auto offers = DecodeOffers((*listener)->address());
+  ASSERT_TRUE(offers.ok());
+  ASSERT_EQ((*offers)[0].kind, "shm");
+  (*offers)[0].address = "@" + name;
+  LinkOptions options = SmallOptions("client");
+  options.connect_timeout = absl::Seconds(2);
+  const absl::Time start = absl::Now();
+  auto link = MakeAutoFabric(Candidates(true))->Connect(EncodeOffers(*offers), options);
+  ASSERT_TRUE(link.ok()) << link.status();
+  EXPECT_EQ((*link)->transport(), "tcp");
+  EXPECT_LT(absl::Now() - start, options.connect_timeout);
 }
 
 TEST(AutoFabric, SaysEveryReasonWhereNothingReachesThePeer) {

@@ -89,9 +89,10 @@ TEST_P(Conformance, HelloTellsNameBytesAndTransport) {
 TEST_P(Conformance, ChunksArriveInOrderAndWholeAtEverySize) {
   Pair pair = Make();
   const size_t full = pair.client->chunk_bytes();
-  // Around the MTU of Ethernet, and of RoCE (4096) with and without a chunk's 64 bytes of header.
-  const std::vector<size_t> sizes = {0,    1,    1499, 1500, 1501, 4031,     4032,
-                                     4033, 4095, 4096, 4097, 4160, full - 1, full};
+  // Around the MTU of Ethernet, and those of RoCE (1024, 4096) with and without a chunk's 64 bytes
+  // of header.
+  const std::vector<size_t> sizes = {0,    1,    959,  960,  961,  1023, 1024, 1025,     1499, 1500,
+                                     1501, 4031, 4032, 4033, 4095, 4096, 4097, full - 1, full};
   const uint64_t rounds = 3;
   auto sender = harness_->Spawn([&] {
     for (uint64_t i = 0; i < rounds * sizes.size(); ++i) {
@@ -263,6 +264,48 @@ TEST_P(Conformance, CancelWakesWaitersOnBothSidesWithItsReason) {
   EXPECT_EQ(pair.client->status(), absl::CancelledError("the operator said so"));
   EXPECT_EQ(pair.client->Close(Soon()), absl::CancelledError("the operator said so"));
   EXPECT_EQ(pair.server->Borrow(Soon()).status(), there);
+}
+
+TEST_P(Conformance, CancelInFullFlightEndsItsLinkOnBothSidesAndNoOther) {
+  auto listener = harness_->server().Listen(harness_->listen_address(), SmallOptions("server"));
+  ASSERT_TRUE(listener.ok()) << listener.status();
+  Pair lively = Make(**listener, SmallOptions("lively"));
+  for (const bool by_sender : {true, false}) {
+    Pair pair = Make(**listener, SmallOptions("client"));
+    Link& canceller = by_sender ? *pair.client : *pair.server;
+    absl::Status sent, received;
+    auto sender = harness_->Spawn([&] {
+      for (uint64_t i = 0; sent.ok(); ++i) sent = SendPattern(*pair.client, i, 40'000, Soon());
+    });
+    // Once it flows, from a third thread, while one sends and another receives.
+    std::atomic<uint64_t> whole = 0;
+    auto receiver = harness_->Spawn([&] {
+      while (true) {
+        auto chunk = pair.server->Receive(Soon());
+        received = chunk.status();
+        if (!chunk.ok()) return;
+        ASSERT_TRUE(IsPattern(*chunk, whole, 40'000)) << "chunk " << whole;
+        ++whole;
+      }
+    });
+    const absl::Time limit = Soon();
+    while (whole < 20 && harness_->In(absl::ZeroDuration()) < limit) {
+      EXPECT_FALSE(pair.client->Receive(harness_->In(absl::Milliseconds(1))).ok());
+    }
+    canceller.Cancel("enough");
+    sender->Join();
+    receiver->Join();
+    const absl::Status& here = by_sender ? sent : received;
+    const absl::Status& there = by_sender ? received : sent;
+    EXPECT_EQ(here, absl::CancelledError("enough"));
+    EXPECT_EQ(there.code(), absl::StatusCode::kUnavailable) << there;
+    EXPECT_THAT(std::string(there.message()), HasSubstr("enough"));
+    EXPECT_GE(whole, 20u);
+  }
+  ASSERT_EQ(SendPattern(*lively.client, 0, 1000, Soon()), absl::OkStatus());
+  auto chunk = lively.server->Receive(Soon());
+  ASSERT_TRUE(chunk.ok()) << chunk.status();
+  EXPECT_TRUE(IsPattern(*chunk, 0, 1000));
 }
 
 TEST_P(Conformance, DestroyedLinkIsNoticedByItsPeer) {

@@ -31,8 +31,6 @@ constexpr int kReconnects = 300;
 constexpr uint64_t kStreamBytes = uint64_t{192} << 20;
 #endif
 
-absl::Time Soon() { return absl::Now() + absl::Seconds(60); }
-
 size_t OpenFds() {
   const std::filesystem::directory_iterator fds("/proc/self/fd");
   return static_cast<size_t>(std::distance(begin(fds), end(fds)));
@@ -52,6 +50,7 @@ class Endurance : public ::testing::TestWithParam<std::string> {
     EXPECT_TRUE(listener.ok()) << listener.status();
     return std::move(listener).value();
   }
+  absl::Time Soon() const { return harness_->In(absl::Seconds(60)); }  // in the fabric's own time
   const std::unique_ptr<Harness> harness_ = MakeHarness(GetParam());
 };
 
@@ -84,7 +83,7 @@ TEST_P(Endurance, ReconnectsLeaveNeitherDescriptorsNorMemoryBehind) {
   // The listener's thread may still hold the last sockets for a moment; none may pile up.
   EXPECT_LE(OpenFds(), fds + 8);
   // Queue pairs and their like (RoCE): the listener's side may still tear the last ones down.
-  const absl::Time patience = Soon();
+  const absl::Time patience = absl::Now() + absl::Seconds(60);
   while (harness_->live_objects() > objects && absl::Now() < patience) std::this_thread::yield();
   EXPECT_LE(harness_->live_objects(), objects);
   // Nine tenths of the links came after the mark: 1 KiB lost by each would be seen in the full run.
@@ -128,13 +127,15 @@ TEST_P(Endurance, LongStreamsBothWaysArriveWholeAndInOrder) {
     }
     ASSERT_EQ(link.Receive(Soon()).status().code(), absl::StatusCode::kOutOfRange);
   };
-  std::thread threads[] = {
-      std::thread(send, std::ref(**server)), std::thread(receive, std::ref(**server)),
-      std::thread(send, std::ref(**client)), std::thread(receive, std::ref(**client))};
-  for (std::thread& thread : threads) thread.join();
+  std::vector<std::unique_ptr<TestThread>> threads;
+  for (Link* link : {server->get(), client->get()}) {
+    threads.push_back(harness_->Spawn([&, link] { send(*link); }));
+    threads.push_back(harness_->Spawn([&, link] { receive(*link); }));
+  }
+  for (auto& thread : threads) thread->Join();
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, Endurance, ::testing::Values("tcp", "shm", "roce"),
+INSTANTIATE_TEST_SUITE_P(Kinds, Endurance, ::testing::Values("tcp", "shm", "roce", "sim"),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

@@ -76,6 +76,13 @@ void FakeVerbs::Hold(bool held) {
   }
   work_.notify_all();
 }
+void FakeVerbs::HoldCompletions(bool held) {
+  {
+    std::lock_guard lock(mutex_);
+    completions_held_ = held;
+  }
+  work_.notify_all();
+}
 void FakeVerbs::RefuseNextWrite() {
   std::lock_guard lock(mutex_);
   refuse_next_ = true;
@@ -102,7 +109,17 @@ TRIBUTARY_FAKE_COUNTER(unaccounted, unaccounted_)
 TRIBUTARY_FAKE_COUNTER(unacknowledged, unacknowledged_)
 TRIBUTARY_FAKE_COUNTER(signalled, signalled_)
 TRIBUTARY_FAKE_COUNTER(sent, sent_)
+TRIBUTARY_FAKE_COUNTER(landed, landed_)
 #undef TRIBUTARY_FAKE_COUNTER
+
+std::vector<ibv_qp_attr> FakeVerbs::receive_attributes() const {
+  std::lock_guard lock(mutex_);
+  return receive_attributes_;
+}
+std::vector<ibv_qp_attr> FakeVerbs::send_attributes() const {
+  std::lock_guard lock(mutex_);
+  return send_attributes_;
+}
 
 size_t FakeVerbs::calls(const std::string& verb) const {
   std::lock_guard lock(mutex_);
@@ -335,6 +352,8 @@ int FakeVerbs::ModifyQp(ibv_qp* qp, ibv_qp_attr* attributes, int mask) {
   }
   if (Fails("ModifyQp")) return errno;
   if ((mask & IBV_QP_DEST_QPN) != 0) pair.peer = attributes->dest_qp_num;
+  if (attributes->qp_state == IBV_QPS_RTR) receive_attributes_.push_back(*attributes);
+  if (attributes->qp_state == IBV_QPS_RTS) send_attributes_.push_back(*attributes);
   pair.state = attributes->qp_state;
   work_.notify_all();
   return 0;

@@ -46,6 +46,8 @@ class FakeVerbs final : public VerbsApi {
   void SplitWrites(bool split);
   // While held nothing moves.
   void Hold(bool held);
+  // While held, what is written arrives in memory and its completions do not come.
+  void HoldCompletions(bool held);
   // The peer's device refuses the remote key of the next write.
   void RefuseNextWrite();
   // An event of the device, as a driver raises it.
@@ -63,6 +65,10 @@ class FakeVerbs final : public VerbsApi {
   size_t signalled() const;       // send requests that asked for a completion
   size_t sent() const;            // send requests
   size_t calls(const std::string& verb) const;
+  size_t landed() const;  // writes whose payload is in memory
+  // What each queue pair was made ready to receive and to send with, in the order of the calls.
+  std::vector<ibv_qp_attr> receive_attributes() const;
+  std::vector<ibv_qp_attr> send_attributes() const;
 
   ibv_device** GetDeviceList(int* count) override;
   void FreeDeviceList(ibv_device** list) override;
@@ -140,6 +146,7 @@ class FakeVerbs final : public VerbsApi {
   std::condition_variable work_;
   bool stopping_ = false;
   bool held_ = false;
+  bool completions_held_ = false;
   bool split_ = false;
   bool refuse_next_ = false;
   uint32_t drop_larger_than_ = 0;
@@ -163,6 +170,9 @@ class FakeVerbs final : public VerbsApi {
   size_t unacknowledged_ = 0;
   size_t signalled_ = 0;
   size_t sent_ = 0;
+  size_t landed_ = 0;
+  std::vector<ibv_qp_attr> receive_attributes_;
+  std::vector<ibv_qp_attr> send_attributes_;
   ibv_device device_{};
   std::thread wire_;
 };

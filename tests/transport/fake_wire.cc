@@ -111,6 +111,8 @@ ibv_wc_status FakeVerbs::Copy(std::unique_lock<std::mutex>& lock, Pair& pair, Pa
     std::memcpy(to, from, head);
   }
   lock.lock();
+  ++landed_;
+  work_.wait(lock, [&] { return stopping_ || !completions_held_; });
   busy_pair_ = 0;
   idle_.notify_all();
   return pair.state == IBV_QPS_RTS ? IBV_WC_SUCCESS : IBV_WC_WR_FLUSH_ERR;

@@ -2,6 +2,7 @@
 // strangers at its door.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <memory>
 #include <string>
@@ -18,6 +19,13 @@ namespace {
 using ::testing::HasSubstr;
 
 absl::Time Soon() { return absl::Now() + absl::Seconds(30); }
+
+double CpuSeconds() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return absl::ToDoubleSeconds(absl::DurationFromTimeval(usage.ru_utime) +
+                               absl::DurationFromTimeval(usage.ru_stime));
+}
 
 class Liveness : public ::testing::TestWithParam<std::string> {
  protected:
@@ -97,11 +105,13 @@ TEST_P(Liveness, PeerStoppedForThreeSecondsSurvivesTheDefaults) {
   PeerProcess peer(GetParam(), listener->address(), 1000);
   auto link = AcceptFrom(*listener);
   peer.Signal(SIGSTOP);
+  const double cpu = CpuSeconds();
   const absl::Time until = absl::Now() + absl::Seconds(3);
   while (absl::Now() < until) {
     const auto chunk = link->Receive(until);
     ASSERT_TRUE(chunk.ok() || absl::IsDeadlineExceeded(chunk.status())) << chunk.status();
   }
+  EXPECT_LT(CpuSeconds() - cpu, 0.3) << "who waits for it spins";
   peer.Signal(SIGCONT);
   for (int i = 0; i < 20; ++i) ASSERT_TRUE(link->Receive(Soon()).ok());
 }

@@ -1,8 +1,10 @@
 // What goes wrong on a RoCE link, over fake verbs: told in words, and every request accounted for.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <memory>
@@ -10,6 +12,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/checksum.h"
 #include "tests/transport/roce_fixture.h"
 #include "transport/internal/frame.h"
@@ -30,6 +33,57 @@ TEST_F(Roce, NothingIsPublishedBeforeItsCompletion) {
             absl::StatusCode::kDeadlineExceeded);
   verbs_->Hold(false);
   ExpectOne(3, 5000);
+}
+
+TEST_F(Roce, BytesThatAreInMemoryAreNotPublishedBeforeTheirCompletion) {
+  ASSERT_EQ(Link(), absl::OkStatus());
+  const size_t landed = verbs_->landed();
+  verbs_->HoldCompletions(true);
+  ASSERT_EQ(SendOne(3, 5000), absl::OkStatus());
+  while (verbs_->landed() == landed) std::this_thread::yield();
+  EXPECT_EQ(server_->Receive(absl::Now() + absl::Milliseconds(30)).status().code(),
+            absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(server_->stats().chunks_received, 0u);
+  verbs_->HoldCompletions(false);
+  ExpectOne(3, 5000);
+}
+
+TEST_F(Roce, WhatDoesNotArriveForTheProgressTimeoutEndsTheLinkInWords) {
+  LinkOptions options = SmallOptions("rack");
+  options.progress_timeout = absl::Milliseconds(200);
+  options.heartbeat = absl::Seconds(10);  // the control socket is well all the time
+  ASSERT_EQ(Link(options), absl::OkStatus());
+  verbs_->Hold(true);
+  ASSERT_EQ(SendOne(3, 5000), absl::OkStatus());
+  absl::Status status;
+  while (status.ok()) status = client_->Receive(Soon()).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_THAT(Words(status), AllOf(HasSubstr("peer \"rack\""), HasSubstr("(progress_timeout)")));
+  verbs_->Hold(false);
+}
+
+TEST_F(Roce, ChunkThatAskedForNoCompletionIsMissedToo) {
+  LinkOptions options = SmallOptions("rack");
+  options.lanes = 1;
+  options.slots = 64;  // one request in sixteen asks
+  options.progress_timeout = absl::Milliseconds(200);
+  options.heartbeat = absl::Seconds(10);
+  ASSERT_EQ(Link(options), absl::OkStatus());
+  const size_t signalled = verbs_->signalled();
+  ASSERT_EQ(SendOne(3, 5000), absl::OkStatus());
+  EXPECT_EQ(verbs_->signalled(), signalled);
+  ExpectOne(3, 5000);
+  // All is well for longer than the limit: an idle link is no stuck one.
+  EXPECT_EQ(client_->Receive(absl::Now() + absl::Milliseconds(600)).status().code(),
+            absl::StatusCode::kDeadlineExceeded);
+  ASSERT_TRUE(client_->status().ok()) << client_->status();
+  verbs_->Hold(true);
+  ASSERT_EQ(SendOne(3, 5000), absl::OkStatus());
+  absl::Status status;
+  while (status.ok()) status = client_->Receive(Soon()).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_THAT(Words(status), HasSubstr("(progress_timeout)"));
+  verbs_->Hold(false);
 }
 
 TEST_F(Roce, LinkDestroyedInFullFlightAccountsForEveryRequest) {
@@ -77,6 +131,54 @@ internal::Fd Greet(const Listener& listener) {
                             internal::Deadline::After(absl::Seconds(30)));
   EXPECT_TRUE(sockets.ok()) << sockets.status();
   return std::move(sockets->control);
+}
+
+// A port of this machine at which connections are made and nothing is ever said.
+class SilentPort {
+ public:
+  SilentPort() {
+    fd_ = internal::Fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    EXPECT_EQ(listen(fd_.get(), 4), 0);  // unbound: any address, any port
+  }
+  std::string address() const {
+    sockaddr_in here{};
+    socklen_t length = sizeof(here);
+    getsockname(fd_.get(), reinterpret_cast<sockaddr*>(&here), &length);
+    return absl::StrCat("127.0.0.1:", ntohs(here.sin_port));
+  }
+  int fd() const { return fd_.get(); }
+
+ private:
+  internal::Fd fd_;
+};
+
+TEST_F(Roce, ConnectEndsAtItsTimeoutWhereverThePeerFallsSilent) {
+  ASSERT_EQ(Open(), absl::OkStatus());
+  const size_t live = verbs_->live_objects();
+  LinkOptions options = SmallOptions("rack");
+  options.connect_timeout = absl::Milliseconds(300);
+  const SilentPort silent;
+  // Before the hello.
+  EXPECT_EQ(fabric_->Connect(silent.address(), options).status().code(),
+            absl::StatusCode::kDeadlineExceeded);
+  // After it: a peer that takes the hello and never tells its endpoint.
+  close(accept(silent.fd(), nullptr, nullptr));  // the one of above
+  std::thread peer([&] {
+    const auto until = internal::Deadline::After(absl::Seconds(30));
+    const internal::Fd control(
+        accept4(silent.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    v1::LinkHelloReply reply;
+    *reply.mutable_hello() = internal::ControlHello(options, std::string(16, 'i'), 1);
+    reply.mutable_hello()->set_transport("roce");
+    EXPECT_TRUE(tcp::WriteAll(control.get(), internal::EncodeReply(reply), until).ok());
+    uint8_t waste = 0;
+    while (tcp::ReadAll(control.get(), &waste, 1, until).ok()) {
+    }
+  });
+  const absl::Status status = fabric_->Connect(silent.address(), options).status();
+  peer.join();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+  EXPECT_EQ(verbs_->live_objects(), live);
 }
 
 TEST_F(Roce, PeersThatSaySomethingElseAfterTheHelloAreRefusedAndHoldUpNobody) {

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -49,6 +50,112 @@ TEST_F(Roce, EachVerbThatFailsInASetUpIsAnErrorOnBothSidesAndTheNextLinkWorks) {
   ExpectOne(7, 100);
 }
 
+// Not chosen steps, but each call there is: what a device may refuse grows with the code.
+TEST_F(Roce, WhicheverCallOfASetUpFailsNothingIsLeft) {
+  ASSERT_EQ(Open(), absl::OkStatus());
+  const size_t live = verbs_->live_objects();
+  for (const std::string verb : {"QueryGidTable", "QueryPort", "CreateCompChannel", "CreateCq",
+                                 "CreateQp", "ModifyQp", "PostRecv", "PostSend"}) {
+    const size_t before = verbs_->calls(verb);
+    ASSERT_EQ(Link(), absl::OkStatus());
+    client_.reset();
+    server_.reset();
+    listener_.reset();
+    const size_t calls = verbs_->calls(verb) - before;
+    ASSERT_GE(calls, 2u) << verb;  // both sides
+    for (size_t nth = 1; nth <= calls; ++nth) {
+      verbs_->FailCall(verb, static_cast<int>(nth), ENOMEM);
+      // Towards the end a call may belong to a link that is made: what counts is what is left.
+      Link().IgnoreError();
+      client_.reset();
+      server_.reset();
+      listener_.reset();
+      ASSERT_EQ(verbs_->live_objects(), live) << verb << " " << nth;
+      ASSERT_EQ(verbs_->unaccounted(), 0u) << verb << " " << nth;
+    }
+  }
+}
+
+TEST_F(Roce, OptionsReachEveryQueuePair) {
+  RoceOptions options = SmallArena();
+  options.gid_index = 2;
+  options.traffic_class = 106;
+  options.hop_limit = 3;
+  options.service_level = 4;
+  options.retries = 5;
+  options.ack_timeout = absl::Milliseconds(16);  // 4.096 µs × 2^12 is 16.8 ms
+  ASSERT_EQ(Open(options), absl::OkStatus());
+  ASSERT_EQ(Link(), absl::OkStatus());
+  const auto receive = verbs_->receive_attributes();
+  ASSERT_EQ(receive.size(), 6u);  // three lanes on two sides
+  for (const ibv_qp_attr& one : receive) {
+    EXPECT_EQ(one.ah_attr.is_global, 1);
+    EXPECT_EQ(one.ah_attr.grh.sgid_index, 2);
+    EXPECT_EQ(one.ah_attr.grh.traffic_class, 106);
+    EXPECT_EQ(one.ah_attr.grh.hop_limit, 3);
+    EXPECT_EQ(one.ah_attr.sl, 4);
+    EXPECT_EQ(one.path_mtu, IBV_MTU_1024);  // the port's own
+  }
+  const auto send = verbs_->send_attributes();
+  ASSERT_EQ(send.size(), 6u);
+  for (const ibv_qp_attr& one : send) {
+    EXPECT_EQ(one.retry_cnt, 5);
+    EXPECT_LT(one.rnr_retry, 7);  // 7 would be for ever
+    EXPECT_EQ(one.timeout, 12);
+  }
+}
+
+TEST_F(Roce, PathMtuIsTheLeastOfBothSidesPortsAndOptions) {
+  const auto mtu = [&](uint32_t server_mtu, uint32_t client_mtu) {
+    libraries_.verbs = verbs_;
+    RoceOptions options = SmallArena();
+    options.path_mtu = server_mtu;
+    const auto server = roce::MakeFabricOver(libraries_, options, kExempt);
+    options.path_mtu = client_mtu;
+    const auto client = roce::MakeFabricOver(libraries_, options, kExempt);
+    auto listener = (*server)->Listen("127.0.0.1:0", SmallOptions("rack"));
+    auto connected = (*client)->Connect((*listener)->address(), SmallOptions("rack"));
+    EXPECT_TRUE(connected.ok()) << connected.status();
+    EXPECT_TRUE((*listener)->Accept(Soon()).ok());
+    std::set<int> codes;
+    const auto all = verbs_->receive_attributes();
+    for (size_t i = all.size() - 6; i < all.size(); ++i) codes.insert(all[i].path_mtu);
+    return codes;
+  };
+  EXPECT_EQ(mtu(0, 0), std::set<int>{IBV_MTU_1024});
+  EXPECT_EQ(mtu(512, 0), std::set<int>{IBV_MTU_512});
+  EXPECT_EQ(mtu(0, 256), std::set<int>{IBV_MTU_256});
+  EXPECT_EQ(mtu(4096, 2048), std::set<int>{IBV_MTU_1024});
+}
+
+// By the same code, but for the address: within a subnet, queue pairs go by LID.
+TEST_F(Roce, InfinibandGoesByLid) {
+  verbs_->port_attributes.link_layer = IBV_LINK_LAYER_INFINIBAND;
+  verbs_->port_attributes.lid = 77;
+  for (ibv_gid_entry& entry : verbs_->gids) entry.gid_type = IBV_GID_TYPE_IB;
+  RoceOptions options = SmallArena();
+  options.gid_index = 0;
+  options.service_level = 2;
+  ASSERT_EQ(Open(options), absl::OkStatus());
+  ASSERT_EQ(Link(), absl::OkStatus());
+  for (const ibv_qp_attr& one : verbs_->receive_attributes()) {
+    EXPECT_EQ(one.ah_attr.is_global, 0);
+    EXPECT_EQ(one.ah_attr.dlid, 77);
+    EXPECT_EQ(one.ah_attr.sl, 2);
+  }
+  ASSERT_EQ(SendOne(7, 3000), absl::OkStatus());
+  ExpectOne(7, 3000);
+}
+
+TEST_F(Roce, MoreLanesThanEightAreEightQueuePairs) {
+  LinkOptions options = SmallOptions("wide");
+  options.lanes = 16;
+  ASSERT_EQ(Link(options), absl::OkStatus());
+  EXPECT_EQ(verbs_->receive_attributes().size(), 16u);  // of both sides
+  ASSERT_EQ(SendOne(7, 3000), absl::OkStatus());
+  ExpectOne(7, 3000);
+}
+
 TEST_F(Roce, ReasonOfTheAcceptorReachesTheConnecter) {
   ASSERT_EQ(Open(), absl::OkStatus());
   verbs_->port_attributes.state = IBV_PORT_DOWN;
@@ -62,7 +169,10 @@ TEST_F(Roce, DeviceThatGrantsLessGivesALinkWithFewerSlots) {
   verbs_->device_attributes.max_cqe = 100;
   LinkOptions options = SmallOptions("small");
   options.slots = 64;
+  const LogCapture log;
   ASSERT_EQ(Link(options), absl::OkStatus());
+  EXPECT_THAT(log.text(), HasSubstr("RDMA device fake0 grants 20 requests a queue and 100 "
+                                    "completions: links have 4 slots instead of 64"));
   std::vector<Chunk> held;
   while (true) {
     auto chunk = client_->Borrow(absl::Now() + absl::Milliseconds(20));

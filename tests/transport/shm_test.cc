@@ -3,12 +3,16 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -162,6 +166,65 @@ TEST(ShmLink, NothingIsLeftWhenTheListenerIsKilled) {
   waitpid(child, nullptr, 0);
   EXPECT_EQ((*link)->Receive(Soon()).status().code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(ReadAll("/proc/net/unix"), ::testing::Not(HasSubstr(address.substr(1))));
+}
+
+// The recorded hello of version 1, as an older peer says it, and the word that its answer ends
+// with.
+TEST(ShmLink, BytesOfVersionOneStillMakeALink) {
+  const std::string golden =
+      ReadAll(std::string(TRIBUTARY_SOURCE_DIR) + "/tests/golden/link/shm_v1.bin");
+  const size_t at = golden.size() - internal::kHelloPrefixBytes;
+  LinkOptions options;  // whose slots are as long as the recorded peer's
+  options.name = "server";
+  auto listener = ListenHere(options);
+  const auto deadline = internal::Deadline::After(absl::Seconds(20));
+  const auto fd = shm::ConnectTo(listener->address(), deadline);
+  ASSERT_TRUE(fd.ok()) << fd.status();
+  ASSERT_TRUE(internal::WriteAll(fd->get(), golden.substr(0, at), deadline).ok());
+  std::vector<uint8_t> answer(internal::kHelloPrefixBytes);
+  ASSERT_TRUE(internal::ReadAll(fd->get(), answer.data(), answer.size(), deadline).ok());
+  const auto length = internal::DecodePrefix(answer);
+  ASSERT_TRUE(length.ok()) << length.status();
+  answer.resize(*length);
+  ASSERT_TRUE(internal::ReadAll(fd->get(), answer.data(), answer.size(), deadline).ok());
+  const auto reply = internal::DecodeReply(answer);
+  ASSERT_TRUE(reply.ok()) << reply.status();
+  EXPECT_EQ(reply->hello().name(), "server");
+  internal::PollOne(fd->get(), POLLIN, deadline);
+  char word[internal::kHelloPrefixBytes];
+  iovec piece{.iov_base = word, .iov_len = sizeof(word)};
+  alignas(cmsghdr) char room[CMSG_SPACE(sizeof(int))];
+  msghdr message{};
+  message.msg_iov = &piece;
+  message.msg_iovlen = 1;
+  message.msg_control = room;
+  message.msg_controllen = sizeof(room);
+  ASSERT_EQ(recvmsg(fd->get(), &message, MSG_CMSG_CLOEXEC), static_cast<ssize_t>(sizeof(word)));
+  EXPECT_EQ(std::string(word, sizeof(word)), golden.substr(at));
+  const cmsghdr* const with = CMSG_FIRSTHDR(&message);
+  ASSERT_NE(with, nullptr);
+  EXPECT_EQ(with->cmsg_type, SCM_RIGHTS);
+  int memory = -1;
+  std::memcpy(&memory, CMSG_DATA(with), sizeof(memory));
+  close(memory);
+  auto link = listener->Accept(Soon());
+  ASSERT_TRUE(link.ok()) << link.status();
+  EXPECT_EQ((*link)->peer(), "rack0");
+}
+
+TEST(ShmLink, ConnectEndsAtItsTimeoutWhereNobodyAnswers) {
+  const std::string name = "tributary-test-silent-" + std::to_string(getpid());
+  const internal::Fd silent(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_un here{};
+  here.sun_family = AF_UNIX;
+  std::memcpy(here.sun_path + 1, name.data(), name.size());
+  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  ASSERT_EQ(bind(silent.get(), reinterpret_cast<const sockaddr*>(&here), length), 0);
+  ASSERT_EQ(listen(silent.get(), 4), 0);
+  LinkOptions options = SmallOptions("client");
+  options.connect_timeout = absl::Milliseconds(200);
+  const absl::Status status = MakeShmFabric()->Connect("@" + name, options).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
 }
 
 TEST(ShmLink, AnotherUsersProcessIsRefused) {

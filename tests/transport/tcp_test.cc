@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -41,6 +43,34 @@ void ExpectWorking(Listener& listener) {
   auto got = (*server)->Receive(Soon());
   ASSERT_TRUE(got.ok()) << got.status();
   EXPECT_EQ(got->data()[0], 42);
+}
+
+// The recorded sockets of a link of version 1, as an older peer opens them.
+TEST(TcpListener, SocketsOfVersionOneStillMakeALink) {
+  const auto golden = [](const std::string& name) {
+    std::ifstream in(std::string(TRIBUTARY_SOURCE_DIR) + "/tests/golden/link/" + name,
+                     std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  };
+  const std::string lanes = golden("lanes_v1.bin");
+  std::string id;
+  for (char c = 0; c < 16; ++c) id.push_back(c);
+  EXPECT_EQ(internal::EncodeHello(internal::LaneHello(id, 0)) +
+                internal::EncodeHello(internal::LaneHello(id, 1)),
+            lanes);
+  LinkOptions options;  // whose slots are as long as the recorded peer's
+  options.name = "server";
+  auto listener = ListenHere(options);
+  const Stranger control(listener->address());
+  control.Say(golden("hello_v1.bin"));
+  const Stranger first(listener->address());
+  first.Say(lanes.substr(0, lanes.size() / 2));
+  const Stranger second(listener->address());
+  second.Say(lanes.substr(lanes.size() / 2));
+  auto link = listener->Accept(Soon());
+  ASSERT_TRUE(link.ok()) << link.status();
+  EXPECT_EQ((*link)->peer(), "rack0");
+  EXPECT_EQ((*link)->hello(), std::string("\0\xffhi", 4));
 }
 
 TEST(TcpListener, OtherVersionIsRefusedInWords) {
@@ -153,6 +183,35 @@ TEST(TcpLink, FewerLanesOfTheTwoSidesAreUsed) {
   one_lane.lanes = 1;
   auto listener = ListenHere(one_lane);
   ExpectWorking(*listener);  // that asks for three
+}
+
+// A peer that grants credit, whose control socket is well, and that reads nothing of its lane.
+TEST(TcpLink, ChunkOfWhichNothingCanBeSentForTheProgressTimeoutEndsTheLinkInWords) {
+  LinkOptions options = SmallOptions("server");
+  options.chunk_bytes = size_t{8} << 20;  // more than a socket's buffers take in unread
+  options.lanes = 1;
+  options.progress_timeout = absl::Milliseconds(200);
+  options.heartbeat = absl::Seconds(10);
+  auto listener = ListenHere(options);
+  const std::string id(16, 'p');
+  Stranger control(listener->address());
+  control.Say(internal::EncodeHello(internal::ControlHello(options, id, 1)));
+  Stranger lane(listener->address());
+  lane.Say(internal::EncodeHello(internal::LaneHello(id, 0)));
+  auto link = listener->Accept(Soon());
+  ASSERT_TRUE(link.ok()) << link.status();
+  absl::Status status;
+  while (status.ok()) {
+    auto chunk = (*link)->Borrow(Soon());
+    status = chunk.status();
+    if (!status.ok()) break;
+    chunk->set_size(chunk->capacity());
+    status = (*link)->Send(std::move(*chunk));
+  }
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("peer \"server\""), HasSubstr("lane 0: nothing of chunk"),
+                    HasSubstr("(progress_timeout)")));
 }
 
 TEST(TcpLink, DestroyingAListenerDropsLinksNobodyAccepted) {

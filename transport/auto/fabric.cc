@@ -1,5 +1,6 @@
 // The auto fabric: one listener over many, and connecting by what fits.
 #include <spdlog/spdlog.h>
+#include <algorithm>
 
 #include <chrono>
 #include <condition_variable>
@@ -141,15 +142,22 @@ class AutoFabric final : public Fabric {
     for (const AutoCandidate& candidate : candidates_) ours.push_back(Offer(candidate));
     std::vector<std::string> reasons;
     absl::Status first;  // what the best candidate that was tried said
-    for (const AutoVerdict& verdict : RankOffers(ours, theirs, Fits())) {
+    const std::vector<AutoVerdict> ranked = RankOffers(ours, theirs, Fits());
+    auto untried = std::count_if(ranked.begin(), ranked.end(),
+                                 [](const AutoVerdict& verdict) { return verdict.fits.ok(); });
+    for (const AutoVerdict& verdict : ranked) {
       if (!verdict.fits.ok()) {
         reasons.push_back(absl::StrCat(verdict.kind, ": ", verdict.fits.message()));
         continue;
       }
       LinkOptions left = options;
       if (!deadline.infinite()) {
-        left.connect_timeout = absl::FromChrono(deadline.at() - internal::Deadline::Clock::now());
+        // An even share: one whose port is filtered, and so never answers, is not to take the time
+        // of those behind it.
+        left.connect_timeout =
+            absl::FromChrono(deadline.at() - internal::Deadline::Clock::now()) / untried;
       }
+      --untried;
       if (left.connect_timeout <= absl::ZeroDuration()) {
         reasons.push_back(absl::StrCat(verdict.kind, ": no time was left to try it"));
         break;
@@ -157,7 +165,7 @@ class AutoFabric final : public Fabric {
       const std::string at = AddressOf(theirs, verdict.kind);
       auto link = Find(verdict.kind)->fabric->Connect(at, left);
       if (link.ok()) {
-        Say(*Find(verdict.kind), at, RankOffers(ours, theirs, Fits()), reasons);
+        Say(*Find(verdict.kind), at, ranked, reasons);
         return link;
       }
       if (first.ok()) first = link.status();

@@ -19,6 +19,10 @@ namespace {
 // While completions keep coming, the clock is looked at this often for errors that time brings.
 constexpr auto kCheckEvery = std::chrono::milliseconds(100);
 
+// How often it is looked at within progress_timeout while nothing comes: a send that begins while
+// the thread sleeps wakes nobody, and may be the one that never arrives.
+constexpr int kLooksPerTimeout = 4;
+
 }  // namespace
 
 void RoceCore::Run() {
@@ -62,10 +66,13 @@ RoceCore::Clock::time_point RoceCore::CheckTime() {
     Fail(absl::UnavailableError(weak_reason_), /*local=*/false, /*tell=*/true);
     return now;
   }
-  Clock::time_point next = now + std::chrono::hours(1);
-  if (weak_until_.has_value()) next = *weak_until_;
-  if (!SendsAreUnderWay()) return next;
-  const Clock::time_point limit = moved_at_ + absl::ToChronoNanoseconds(options_.progress_timeout);
+  const auto timeout = absl::ToChronoNanoseconds(options_.progress_timeout);
+  Clock::time_point next = now + timeout / kLooksPerTimeout;
+  if (weak_until_.has_value()) next = std::min(next, *weak_until_);
+  // What asked for no completion is asked after when nothing has followed it for a while.
+  if (!SendsAreUnderWay() && now >= moved_at_ + timeout / kLooksPerTimeout) PostFlushes();
+  if (state_.failed() || !SendsAreUnderWay()) return next;
+  const Clock::time_point limit = moved_at_ + timeout;
   if (now < limit) return std::min(next, limit);
   Fail(
       absl::UnavailableError(absl::StrCat(state_.peer(), ": nothing that was sent has arrived for ",

@@ -5,6 +5,8 @@ hello_v1.bin    the hello of a control socket, version 1
 reply_v1.bin    the acceptor's answer to it
 chunk_v1.bin    the header of a chunk of 9 bytes ("123456789"), and the chunk
 control_v1.bin  a grant, then a cancellation with a text
+lanes_v1.bin    the hellos of the two data sockets of hello_v1.bin's link
+shm_v1.bin      the hello of a link through shared memory, and the word that comes with the memory's descriptor
 roce_v1.bin     the hello of a RoCE link's control socket, its endpoint, and "connected"
 """
 import os
@@ -52,6 +54,10 @@ def hello(slots, epoch, name, application):
     )
 
 
+def lane(socket):
+    return number(1, 1) + text(2, bytes(range(16))) + number(3, socket)
+
+
 def chunk():
     payload = b"123456789"
     head = struct.pack("<4sIQQQQQI", b"TRBC", len(payload), 5, 7, 3, 2**64 - 1, 2**40,
@@ -74,6 +80,10 @@ def endpoint():
     )
 
 
+def shm():
+    return prefixed(hello(8, 0x0123456789ABCDEF, b"rack0", b"\x00\xffhi")) + b"TRIBSHM1memory\0\0"
+
+
 def roce():
     named = hello(8, 0x0123456789ABCDEF, b"rack0", b"\x00\xffhi") + text(11, b"roce")
     return prefixed(named) + prefixed(text(3, endpoint())) + prefixed(number(4, 1))
@@ -86,6 +96,8 @@ def main():
         "reply_v1.bin": prefixed(number(1, 1) + text(4, hello(16, 99, b"global", b"ok"))),
         "chunk_v1.bin": chunk(),
         "control_v1.bin": control(2, 0x0123456789ABCDEF, 12) + control(5, 0, 0, b"because"),
+        "lanes_v1.bin": prefixed(lane(1)) + prefixed(lane(2)),
+        "shm_v1.bin": shm(),
         "roce_v1.bin": roce(),
     }
     for name, data in files.items():
