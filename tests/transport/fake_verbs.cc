@@ -352,8 +352,13 @@ int FakeVerbs::ModifyQp(ibv_qp* qp, ibv_qp_attr* attributes, int mask) {
   }
   if (Fails("ModifyQp")) return errno;
   if ((mask & IBV_QP_DEST_QPN) != 0) pair.peer = attributes->dest_qp_num;
-  if (attributes->qp_state == IBV_QPS_RTR) receive_attributes_.push_back(*attributes);
-  if (attributes->qp_state == IBV_QPS_RTS) send_attributes_.push_back(*attributes);
+  const auto keep = [&](ibv_qp_state state, std::vector<ibv_qp_attr>* kept) {
+    if (attributes->qp_state == state && kept->size() < kKeptAttributes) {
+      kept->push_back(*attributes);
+    }
+  };
+  keep(IBV_QPS_RTR, &receive_attributes_);
+  keep(IBV_QPS_RTS, &send_attributes_);
   pair.state = attributes->qp_state;
   work_.notify_all();
   return 0;

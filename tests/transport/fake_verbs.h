@@ -66,7 +66,9 @@ class FakeVerbs final : public VerbsApi {
   size_t sent() const;            // send requests
   size_t calls(const std::string& verb) const;
   size_t landed() const;  // writes whose payload is in memory
-  // What each queue pair was made ready to receive and to send with, in the order of the calls.
+  // What each queue pair was made ready to receive and to send with, in the order of the calls; the
+  // first so many.
+  static constexpr size_t kKeptAttributes = 256;
   std::vector<ibv_qp_attr> receive_attributes() const;
   std::vector<ibv_qp_attr> send_attributes() const;
 
