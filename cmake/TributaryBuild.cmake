@@ -68,8 +68,9 @@ function(tributary_test name)
   target_compile_definitions(${name} PRIVATE TRIBUTARY_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
+  # With a short history tsan loses stacks, and with them what a suppression is told by.
   set_property(TEST ${name} APPEND PROPERTY ENVIRONMENT
-    "TSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/sanitizers/tsan.supp:halt_on_error=1"
+    "TSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/sanitizers/tsan.supp:halt_on_error=1:history_size=7"
     "UBSAN_OPTIONS=print_stacktrace=1")
   # What `./run test` builds and runs of the sanitizers: asan_fast and tsan_fast, labels and targets.
   foreach(fast ${ARG_FAST})
