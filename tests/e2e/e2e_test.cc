@@ -78,7 +78,10 @@ TEST(EndToEnd, RoundsFileHasPhasesBytesCountsTransportAndModelOfEachRound) {
     }
     EXPECT_EQ(round.at("phases").size(), 8u);
     EXPECT_GE(phases, 0.02) << "its clients alone take so long";
-    EXPECT_GE(round.at("phases").at("train_wait").get<double>(), 0.02);
+    // From the first task on: who got it before the last was sent may be back earlier than that.
+    EXPECT_GE(round.at("phases").at("announce").get<double>() +
+                  round.at("phases").at("train_wait").get<double>(),
+              0.02);
     EXPECT_GT(round.at("phases").at("commit").get<double>(), 0);
     EXPECT_GE(round.at("seconds").get<double>(), 0.02);
     EXPECT_EQ(round.at("accepted"), kClients);
