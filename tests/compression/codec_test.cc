@@ -80,7 +80,7 @@ TEST_P(EveryCodec, ResidualIsWhatDecodingLoses) {
       ASSERT_EQ(codec->Encode(x, {.key = 42, .round = 3, .tensor = 5}, &again, x),
                 absl::OkStatus());
       EXPECT_EQ(again, payload);
-      EXPECT_EQ(std::memcmp(x.data(), residual.data(), 4 * n), 0);
+      EXPECT_TRUE(n == 0 || std::memcmp(x.data(), residual.data(), 4 * n) == 0);
     }
   }
 }
