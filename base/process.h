@@ -52,8 +52,9 @@ std::string SelfDirectory();  // where this executable lies
 
 // A TCP port of 127.0.0.1 that nobody has now and that nobody is likely to get before it is used:
 // it lies below the range from which the kernel serves outgoing connections and listeners on port
-// 0, and no other caller, in this process or another, is given it before this process ends. Holds
-// one file descriptor for each port. kUnavailable where none is left.
+// 0 (where that leaves any above 10240), and no other caller, in this process or another, is given
+// it before this process ends. Holds one file descriptor for each port. kUnavailable where none is
+// left.
 absl::StatusOr<int> FreePort();
 
 }  // namespace tributary
