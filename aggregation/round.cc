@@ -199,9 +199,13 @@ void RoundMachine::StopGrace(Entry& member) {
 // ---- Time and the end
 
 uint64_t RoundMachine::Needed() const {
-  const uint64_t awaited = Awaiting().members - Awaiting().gone;
+  const Tally& tally = Awaiting();
+  // Who is refused or declines is out, as the gone are: else who sends nothing but what is refused
+  // would close the round (if that were an answer of the quorum's), or hold it up (if not).
+  const uint64_t out = tally.gone + (tally.answered - tally.accepted) + Homeless();
+  const uint64_t awaited = tally.members - std::min(tally.members, out);
   if (awaited == 0) return 0;
-  // 0.55 * 100 is 55.00000000000001 in doubles, and needs 55 answers, not 56.
+  // 0.55 * 100 is 55.00000000000001 in doubles, and needs 55, not 56.
   const double share = plan_.quorum * static_cast<double>(awaited) * (1 - 1e-12);
   if (!(share < static_cast<double>(awaited))) return awaited;
   return std::clamp<uint64_t>(static_cast<uint64_t>(std::ceil(std::max(share, 0.0))), 1, awaited);
@@ -228,7 +232,7 @@ ClosedBy RoundMachine::CloseDue() const {
   if (part_ > 0) return ClosedBy::kNotYet;  // a second sum is open until it is called for
   if (plan_.maximum > 0 && accepted_clients_ >= plan_.maximum) return ClosedBy::kMaximum;
   if (plan_.target > 0 && accepted_clients_ >= plan_.target) return ClosedBy::kTarget;
-  if (had_members_ && Awaiting().answered + Homeless() >= Needed() && NothingBelow()) {
+  if (had_members_ && Awaiting().accepted >= Needed() && NothingBelow()) {
     return ClosedBy::kAnswers;
   }
   return ClosedBy::kNotYet;

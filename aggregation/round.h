@@ -49,8 +49,9 @@ struct RoundPlan {
   uint64_t cohort_count = 0;
   uint64_t target = 0;  // accepted clients (those behind partial sums count) that close the round
                         // early; 0: none do
-  // Share of the awaited members (the given up ones left out) whose answer closes the round early;
-  // (0, 1]. An answer is an accepted update, a refusal or a report.
+  // Share of the awaited members whose accepted updates (or evaluation reports) close the round
+  // early; (0, 1]. Left out are those given up, refused or with nothing to send: what is refused
+  // neither counts towards the quorum nor holds it up.
   double quorum = 1;
   uint32_t minimum = 1;  // accepted clients (those behind partial sums count) for success
   uint32_t maximum = 0;  // most clients admitted; so many accepted close the round; 0: no limit
@@ -187,7 +188,7 @@ class RoundMachine {
   // An upload or a partial sum wants in. `clients`: ids behind it, for an aggregator; empty for a
   // client. An admitted one holds its weight and clients until Aborted, Refused or the close. Any
   // refusal except "session" and "cohort" is the member's answer (it may offer again while the
-  // round is open); where that completes the quorum, NextTimer() is due at once. A member that is
+  // round is open); where nobody else is awaited then, NextTimer() is due at once. A member that is
   // in is a duplicate, after the close too.
   Admission Offer(const std::string& id, uint64_t epoch, uint64_t round, int64_t weight,
                   const std::vector<std::string>& clients, absl::Duration now, uint32_t part = 0);
@@ -376,7 +377,7 @@ class RoundMachine {
   void StopGrace(Entry& member);
   void Release(uint64_t ticket);  // frees what an attempt holds
   void AbortAttempt(uint64_t ticket, Actions* actions);
-  uint64_t Needed() const;  // answers for the quorum
+  uint64_t Needed() const;  // accepted ones, for the quorum
   void LearnSoftDeadline();
   ClosedBy CloseDue() const;  // kNotYet: not due
   void Advance(absl::Duration now, Actions* actions);

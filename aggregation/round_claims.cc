@@ -252,6 +252,7 @@ void RoundMachine::MoveInto(Entry& member, bool unclaimed) {
     tally->members += by;
     if (state.answer == Answer::kGone) tally->gone += by;
     if (internal::IsAnswered(state.answer)) tally->answered += by;
+    if (state.answer == Answer::kAccepted) tally->accepted += by;
   };
   move(&TallyOf(state), -1);
   state.unclaimed = unclaimed;

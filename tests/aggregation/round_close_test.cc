@@ -73,6 +73,66 @@ TEST_F(Round, CountsRefusalsAndDeclinesAsAnswers) {
   EXPECT_THAT(machine_->Result().children, ElementsAre("c"));
 }
 
+// Two of four make the quorum; two refusals do not. Then one of the two who are left does.
+TEST_F(Round, CountsOnlyAcceptedUpdatesTowardsTheQuorum) {
+  RoundPlan plan = Plan();
+  plan.quorum = 0.5;
+  Start(plan, {Client("a"), Client("b"), Client("c"), Client("d")});
+  EXPECT_THAT(Text(machine_->Refused(Admit("a"), "non_finite", At(1))), IsEmpty());
+  Refused("weight", Offer("b", 0));
+  EXPECT_EQ(machine_->NextTimer(), At(60)) << "nothing is in";
+  EXPECT_THAT(Timer(2), IsEmpty());
+  EXPECT_THAT(Accept("c"), ElementsAre("closed"));
+  EXPECT_THAT(machine_->Result().contributors, ElementsAre("c"));
+}
+
+TEST_F(Round, IsNotHeldUpByThoseWhoAreRefusedOrHaveNothing) {
+  RoundPlan plan = Plan();
+  plan.quorum = 0.75;  // of 8: 6; of the 4 who can be in: 3
+  std::vector<RoundMachine::Member> members;
+  for (int i = 0; i < 8; ++i) members.push_back(Client(absl::StrCat(i)));
+  Start(plan, members);
+  for (const char* id : {"0", "1"}) machine_->Refused(Admit(id), "bound", At(1));
+  for (const char* id : {"2", "3"}) machine_->Reported(id, 1, 0, At(1));
+  EXPECT_THAT(Accept("4"), IsEmpty());
+  EXPECT_THAT(Accept("5"), IsEmpty());
+  EXPECT_THAT(Accept("6"), ElementsAre("closed"));
+}
+
+// Who was refused may send again, and is awaited while it does.
+TEST_F(Round, TakesWhoSendsAgainAfterARefusalBackIntoTheQuorum) {
+  RoundPlan plan = Plan();
+  plan.quorum = 0.9;
+  Start(plan, {Client("a"), Client("b"), Client("c")});
+  machine_->Refused(Admit("a"), "checksum", At(1));
+  Accept("b");
+  const uint64_t again = Admit("a");
+  EXPECT_THAT(Accept("c"), IsEmpty());
+  EXPECT_TRUE(machine_->Commit(again));
+  EXPECT_THAT(Text(machine_->Folded(again, At(3))), ElementsAre("closed"));
+  EXPECT_EQ(machine_->Result().clients, 3u);
+}
+
+// It began to send, and its process is killed a moment before the cut-off.
+TEST_F(Round, ClosesAtItsDeadlineWhereASlowMemberIsKilledJustBefore) {
+  for (const bool cut : {false, true}) {
+    RoundPlan plan = Plan();
+    plan.soft_deadline = absl::Seconds(40);
+    Start(plan, {Client("a"), Client("slow")});
+    Accept("a");
+    const uint64_t ticket = Admit("slow", 1, {}, 30);
+    EXPECT_THAT(Left("slow", 39), IsEmpty());
+    if (cut) {
+      EXPECT_THAT(Text(machine_->Aborted(ticket, At(39))), IsEmpty());
+    }
+    EXPECT_EQ(machine_->NextTimer(), At(40)) << "its grace would last until 44";
+    const std::vector<std::string> actions = Timer(40);
+    EXPECT_EQ(actions.back(), "closed");
+    EXPECT_EQ(actions.size(), cut ? 1u : 2u);  // the upload that was left is aborted
+    EXPECT_THAT(machine_->Result().contributors, ElementsAre("a"));
+  }
+}
+
 TEST_F(Round, FailsCleanlyWhenAllAreRefused) {
   RoundPlan plan = Plan();
   plan.minimum = 2;
