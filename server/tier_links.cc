@@ -101,7 +101,7 @@ class FabricTierLinks final : public TierLinks {
 
   void Accept() {
     while (true) {
-      auto link = listener_->Accept(absl::InfiniteFuture());
+      auto link = listener_->Accept(Deadline::Infinite());
       if (!link.ok()) {
         if (!absl::IsCancelled(link.status()))
           spdlog::error("link listener: {}", Text(link.status()));

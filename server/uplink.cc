@@ -355,7 +355,7 @@ class GrpcUplink final : public Uplink {
                              const std::shared_ptr<const aggregation::ModelLayout>& layout) {
     StreamReader reader;
     while (true) {
-      ASSIGN_OR_RETURN(transport::Chunk chunk, link.Receive(absl::InfiniteFuture()));
+      ASSIGN_OR_RETURN(transport::Chunk chunk, link.Receive(Deadline::Infinite()));
       ASSIGN_OR_RETURN(const StreamReader::Got got, reader.Feed(chunk));
       if (got == StreamReader::Got::kHeader && IsPartialStream(reader.stream())) {
         v1::PartialSumAnswer answer;

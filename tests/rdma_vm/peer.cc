@@ -36,7 +36,7 @@ uint64_t WordOf(uint64_t chunk, size_t at) { return chunk * 0x9e3779b97f4a7c15 +
 
 absl::Status SendAll(Link& link, uint64_t chunks) {
   for (uint64_t i = 0; i < chunks; ++i) {
-    ASSIGN_OR_RETURN(Chunk chunk, link.Borrow(absl::Now() + kPatience));
+    ASSIGN_OR_RETURN(Chunk chunk, link.Borrow(Deadline::After(kPatience)));
     for (size_t at = 0; at < kBytes; at += 8) {
       const uint64_t word = WordOf(i, at);
       std::memcpy(chunk.data() + at, &word, sizeof(word));
@@ -45,12 +45,12 @@ absl::Status SendAll(Link& link, uint64_t chunks) {
     chunk.tag().index = i;
     RETURN_IF_ERROR(link.Send(std::move(chunk)));
   }
-  return link.Close(absl::Now() + kPatience);
+  return link.Close(Deadline::After(kPatience));
 }
 
 absl::Status ReceiveAll(Link& link, uint64_t chunks) {
   for (uint64_t i = 0; i < chunks; ++i) {
-    ASSIGN_OR_RETURN(const Chunk chunk, link.Receive(absl::Now() + kPatience));
+    ASSIGN_OR_RETURN(const Chunk chunk, link.Receive(Deadline::After(kPatience)));
     bool right = chunk.size() == kBytes && chunk.tag().index == i;
     for (size_t at = 0; right && at < kBytes; at += 8) {
       uint64_t word = 0;
@@ -63,9 +63,9 @@ absl::Status ReceiveAll(Link& link, uint64_t chunks) {
       std::fflush(stdout);
     }
   }
-  const absl::Status end = link.Receive(absl::Now() + kPatience).status();
+  const absl::Status end = link.Receive(Deadline::After(kPatience)).status();
   if (!absl::IsOutOfRange(end)) return end;
-  return link.Close(absl::Now() + kPatience);
+  return link.Close(Deadline::After(kPatience));
 }
 
 absl::StatusOr<std::unique_ptr<Link>> Open(const std::string& verb, const std::string& transport,
@@ -76,7 +76,7 @@ absl::StatusOr<std::unique_ptr<Link>> Open(const std::string& verb, const std::s
                    fabric->Listen(address, Options("receiver")));
   std::printf("listening\n");
   std::fflush(stdout);
-  return listener->Accept(absl::Now() + kPatience);
+  return listener->Accept(Deadline::After(kPatience));
 }
 
 size_t OpenFds() {
@@ -125,7 +125,8 @@ absl::Status Accept(const std::string& transport, const std::string& address, ui
   std::printf("listening\n");
   std::fflush(stdout);
   for (uint64_t i = 0; i < links; ++i) {
-    ASSIGN_OR_RETURN(const std::unique_ptr<Link> link, listener->Accept(absl::Now() + kPatience));
+    ASSIGN_OR_RETURN(const std::unique_ptr<Link> link,
+                     listener->Accept(Deadline::After(kPatience)));
     RETURN_IF_ERROR(ReceiveAll(*link, 1));
   }
   return absl::OkStatus();

@@ -2,12 +2,12 @@
 // strangers at its door.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 
 #include <memory>
 #include <string>
 
 #include "tests/transport/harness.h"
+#include "tests/transport/account.h"
 #include "tests/transport/peer_process.h"
 #include "tests/transport/stranger.h"
 #include "transport/shm.h"
@@ -18,14 +18,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-absl::Time Soon() { return absl::Now() + absl::Seconds(30); }
-
-double CpuSeconds() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  return absl::ToDoubleSeconds(absl::DurationFromTimeval(usage.ru_utime) +
-                               absl::DurationFromTimeval(usage.ru_stime));
-}
+Deadline Soon() { return Deadline::After(absl::Seconds(30)); }
 
 class Liveness : public ::testing::TestWithParam<std::string> {
  protected:
@@ -53,12 +46,12 @@ TEST_P(Liveness, KilledPeerIsNoticedAtOnceInTheMiddleOfAStream) {
   PeerProcess peer(GetParam(), listener->address(), 1000);
   auto link = AcceptFrom(*listener);
   for (int i = 0; i < 50; ++i) ASSERT_TRUE(link->Receive(Soon()).ok());
-  const absl::Time killed = absl::Now();
+  const Deadline grace = Deadline::After(absl::Seconds(5));
   peer.Signal(SIGKILL);
   const absl::Status status = ReceiveUntilError(*link);
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("peer \"peer process\""));
-  EXPECT_LT(absl::Now() - killed, absl::Seconds(5));  // the limit of heartbeats; it needs none
+  EXPECT_FALSE(grace.Expired());  // the limit of heartbeats; it needs none
 }
 
 TEST_P(Liveness, KilledPeerIsNoticedBySomebodyWhoSends) {
@@ -85,7 +78,7 @@ TEST_P(Liveness, PeerStoppedForLessThanTheGraceGoesOn) {
   // Its slots run dry, then nothing comes: the silence is the condition waited for.
   uint64_t next = 0;
   while (true) {
-    auto chunk = link->Receive(absl::Now() + absl::Milliseconds(500));
+    auto chunk = link->Receive(Deadline::After(absl::Milliseconds(500)));
     if (absl::IsDeadlineExceeded(chunk.status())) break;
     ASSERT_TRUE(chunk.ok()) << chunk.status();
     EXPECT_EQ(chunk->tag().index, next++);
@@ -106,8 +99,8 @@ TEST_P(Liveness, PeerStoppedForThreeSecondsSurvivesTheDefaults) {
   auto link = AcceptFrom(*listener);
   peer.Signal(SIGSTOP);
   const double cpu = CpuSeconds();
-  const absl::Time until = absl::Now() + absl::Seconds(3);
-  while (absl::Now() < until) {
+  const Deadline until = Deadline::After(absl::Seconds(3));
+  while (!until.Expired()) {
     const auto chunk = link->Receive(until);
     ASSERT_TRUE(chunk.ok() || absl::IsDeadlineExceeded(chunk.status())) << chunk.status();
   }

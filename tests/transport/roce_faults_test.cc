@@ -29,7 +29,7 @@ TEST_F(Roce, NothingIsPublishedBeforeItsCompletion) {
   ASSERT_EQ(Link(), absl::OkStatus());
   verbs_->Hold(true);
   ASSERT_EQ(SendOne(3, 5000), absl::OkStatus());
-  EXPECT_EQ(server_->Receive(absl::Now() + absl::Milliseconds(30)).status().code(),
+  EXPECT_EQ(server_->Receive(Deadline::After(absl::Milliseconds(30))).status().code(),
             absl::StatusCode::kDeadlineExceeded);
   verbs_->Hold(false);
   ExpectOne(3, 5000);
@@ -41,7 +41,7 @@ TEST_F(Roce, BytesThatAreInMemoryAreNotPublishedBeforeTheirCompletion) {
   verbs_->HoldCompletions(true);
   ASSERT_EQ(SendOne(3, 5000), absl::OkStatus());
   while (verbs_->landed() == landed) std::this_thread::yield();
-  EXPECT_EQ(server_->Receive(absl::Now() + absl::Milliseconds(30)).status().code(),
+  EXPECT_EQ(server_->Receive(Deadline::After(absl::Milliseconds(30))).status().code(),
             absl::StatusCode::kDeadlineExceeded);
   EXPECT_EQ(server_->stats().chunks_received, 0u);
   verbs_->HoldCompletions(false);
@@ -74,7 +74,7 @@ TEST_F(Roce, ChunkThatAskedForNoCompletionIsMissedToo) {
   EXPECT_EQ(verbs_->signalled(), signalled);
   ExpectOne(3, 5000);
   // All is well for longer than the limit: an idle link is no stuck one.
-  EXPECT_EQ(client_->Receive(absl::Now() + absl::Milliseconds(600)).status().code(),
+  EXPECT_EQ(client_->Receive(Deadline::After(absl::Milliseconds(600))).status().code(),
             absl::StatusCode::kDeadlineExceeded);
   ASSERT_TRUE(client_->status().ok()) << client_->status();
   verbs_->Hold(true);
@@ -127,8 +127,8 @@ TEST_F(Roce, DamageOnTheWayIsDataLoss) {
 // A control socket that says hello as RoCE does.
 internal::Fd Greet(const Listener& listener) {
   auto address = tcp::Resolve(listener.address(), /*to_listen=*/false);
-  auto sockets = tcp::Greet(address->front(), SmallOptions("odd"), "roce",
-                            internal::Deadline::After(absl::Seconds(30)));
+  auto sockets =
+      tcp::Greet(address->front(), SmallOptions("odd"), "roce", Deadline::After(absl::Seconds(30)));
   EXPECT_TRUE(sockets.ok()) << sockets.status();
   return std::move(sockets->control);
 }
@@ -164,7 +164,7 @@ TEST_F(Roce, ConnectEndsAtItsTimeoutWhereverThePeerFallsSilent) {
   // After it: a peer that takes the hello and never tells its endpoint.
   close(accept(silent.fd(), nullptr, nullptr));  // the one of above
   std::thread peer([&] {
-    const auto until = internal::Deadline::After(absl::Seconds(30));
+    const auto until = Deadline::After(absl::Seconds(30));
     const internal::Fd control(
         accept4(silent.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     v1::LinkHelloReply reply;
@@ -207,10 +207,11 @@ TEST_F(Roce, PeersThatSaySomethingElseAfterTheHelloAreRefusedAndHoldUpNobody) {
   uint8_t waste = 0;
   absl::Status ended;
   while (ended.ok()) {
-    ended = tcp::ReadAll(silent.get(), &waste, 1, internal::Deadline::After(absl::Seconds(30)));
+    ended = tcp::ReadAll(silent.get(), &waste, 1, Deadline::After(absl::Seconds(30)));
   }
   EXPECT_EQ(ended.code(), absl::StatusCode::kUnavailable) << ended;
-  EXPECT_EQ(listener_->Accept(absl::Now()).status().code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(listener_->Accept(Deadline::Now()).status().code(),
+            absl::StatusCode::kDeadlineExceeded);
 }
 
 // A peer that sets its link up as all do and then posts what it likes.
@@ -221,7 +222,7 @@ class RoguePeer {
     libraries.verbs = verbs;
     auto node = roce::RoceNode::Open(libraries, SmallArena(), kExempt);
     const LinkOptions options = SmallOptions("rogue");
-    const auto deadline = internal::Deadline::After(absl::Seconds(30));
+    const auto deadline = Deadline::After(absl::Seconds(30));
     auto address = tcp::Resolve(listener.address(), /*to_listen=*/false);
     auto sockets = tcp::Greet(address->front(), options, "roce", deadline);
     auto ready = roce::SetUpWire(**node, *sockets, options, deadline);
@@ -315,7 +316,7 @@ TEST_F(Roce, RefusedKeyIsReportedWithPeerQueuePairStatusAndHint) {
 
 // Two ends of a control socket that have said hello to each other.
 std::pair<internal::ReadySockets, internal::ReadySockets> GreetedPair(const LinkOptions& options) {
-  const auto deadline = internal::Deadline::After(absl::Seconds(30));
+  const auto deadline = Deadline::After(absl::Seconds(30));
   const auto address = tcp::Resolve("127.0.0.1:0", /*to_listen=*/true);
   const auto listening = tcp::ListenOn(address->front());
   auto client = tcp::ConnectTo(tcp::LocalAddress(listening->get()), deadline);
@@ -342,8 +343,7 @@ TEST_F(Roce, PathThatDropsLargePacketsIsNamedOnBothSidesWhicheverFindsItFirst) {
     // As in a link's life: whoever has failed closes its socket.
     const auto set_up = [&](internal::ReadySockets sockets, absl::Status* status) {
       *status =
-          roce::SetUpWire(**node, sockets, options, internal::Deadline::After(absl::Seconds(30)))
-              .status();
+          roce::SetUpWire(**node, sockets, options, Deadline::After(absl::Seconds(30))).status();
     };
     std::thread peer([&, moved = std::make_shared<internal::ReadySockets>(std::move(other))] {
       set_up(std::move(*moved), &said[1]);

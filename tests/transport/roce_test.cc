@@ -175,7 +175,7 @@ TEST_F(Roce, DeviceThatGrantsLessGivesALinkWithFewerSlots) {
                                     "completions: links have 4 slots instead of 64"));
   std::vector<Chunk> held;
   while (true) {
-    auto chunk = client_->Borrow(absl::Now() + absl::Milliseconds(20));
+    auto chunk = client_->Borrow(Deadline::After(absl::Milliseconds(20)));
     if (!chunk.ok()) break;
     held.push_back(std::move(*chunk));
   }
