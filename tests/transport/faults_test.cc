@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/transport/account.h"
 #include "tests/transport/harness.h"
 #include "transport/faults.h"
 #include "transport/sim.h"
@@ -133,6 +134,18 @@ TEST_P(Faulty, DelayAndThrottleTakeAtLeastTheirTime) {
             std::chrono::milliseconds(30));  // the last one's time is for the next to wait
   EXPECT_EQ(SendOne(4, 10, Deadline::After(absl::Milliseconds(1))).code(),
             absl::StatusCode::kDeadlineExceeded);
+}
+
+TEST_P(Faulty, NobodySpinsThroughADelay) {
+  Faults faults;
+  faults.delay = absl::Milliseconds(50);
+  Make(faults);
+  const double cpu = CpuSeconds();
+  for (uint64_t i = 0; i < 20; ++i) {
+    ASSERT_EQ(SendOne(i, 1000, Soon()), absl::OkStatus());
+    ASSERT_TRUE(server_->Receive(Soon()).ok());
+  }
+  EXPECT_LT(CpuSeconds() - cpu, 0.3) << "both sides, over a second";
 }
 
 TEST_P(Faulty, RecorderSeesEveryChunkInOrder) {

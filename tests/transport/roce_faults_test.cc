@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/checksum.h"
+#include "tests/transport/account.h"
 #include "tests/transport/roce_fixture.h"
 #include "transport/internal/frame.h"
 #include "transport/internal/hello.h"
@@ -385,6 +386,106 @@ TEST_F(Roce, FatalDeviceEventEndsItsLinksInWords) {
   const absl::Status status = FirstError();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
   EXPECT_THAT(Words(status), HasSubstr("local catastrophic error"));
+}
+
+// Every fault of a link, often: the fabric lives on, and has again what it had before each.
+class RoceAccount : public Roce {
+ public:
+  void Linked(const LinkOptions& options = SmallOptions("rack")) {
+    ASSERT_EQ(Link(options), absl::OkStatus());
+  }
+  absl::Status ClientError() {
+    absl::Status status;
+    while (status.ok()) status = client_->Receive(Soon()).status();
+    return status;
+  }
+  void DestroyedInFullFlight() {
+    Linked();
+    verbs_->Hold(true);
+    for (uint32_t i = 0; i < SmallOptions("").slots; ++i) EXPECT_TRUE(SendOne(1, 60000).ok());
+    client_.reset();
+    verbs_->Hold(false);
+    EXPECT_TRUE(absl::IsUnavailable(FirstError()));
+  }
+  void Cancelled() {
+    Linked();
+    EXPECT_TRUE(SendOne(1, 60000).ok());
+    server_->Cancel("enough");
+    EXPECT_TRUE(absl::IsUnavailable(ClientError()));
+  }
+  void RefusedKey() {
+    Linked();
+    verbs_->RefuseNextWrite();
+    EXPECT_TRUE(SendOne(1, 100).ok());
+    EXPECT_TRUE(absl::IsUnavailable(ClientError()));
+  }
+  void NothingCompletes() {
+    LinkOptions options = SmallOptions("rack");
+    options.progress_timeout = absl::Milliseconds(100);
+    Linked(options);
+    verbs_->Hold(true);
+    EXPECT_TRUE(SendOne(1, 100).ok());
+    EXPECT_TRUE(absl::IsUnavailable(ClientError()));
+    verbs_->Hold(false);
+  }
+  void DeviceEvent() {
+    Linked();
+    verbs_->Raise(IBV_EVENT_DEVICE_FATAL);
+    EXPECT_TRUE(absl::IsUnavailable(FirstError()));
+  }
+  void LargePacketsAreLost() {
+    verbs_->DropLargerThan(1000);
+    EXPECT_FALSE(Link().ok());
+    verbs_->DropLargerThan(0);
+  }
+  void NoQueuePair() {
+    verbs_->FailCall("CreateQp", 2, ENOMEM);
+    EXPECT_FALSE(Link().ok());
+  }
+  void StrangersAfterTheHello() {
+    Linked();
+    const std::string noise(64, '\xff');
+    const internal::Fd garbage = Greet(*listener_);
+    EXPECT_EQ(send(garbage.get(), noise.data(), noise.size(), MSG_NOSIGNAL), 64);
+    const internal::Fd gone = Greet(*listener_);
+  }
+  void Run(void (RoceAccount::*fault)()) {
+    (this->*fault)();
+    client_.reset();
+    server_.reset();
+    listener_.reset();
+  }
+};
+
+TEST_F(RoceAccount, NoFaultLeavesQueuePairsDescriptorsOrMemoryBehind) {
+  using Self = RoceAccount;
+  const std::pair<const char*, void (Self::*)()> faults[] = {
+      {"destroyed in full flight", &Self::DestroyedInFullFlight},
+      {"cancelled", &Self::Cancelled},
+      {"a refused key", &Self::RefusedKey},
+      {"nothing completes", &Self::NothingCompletes},
+      {"the device's event", &Self::DeviceEvent},
+      {"large packets are lost", &Self::LargePacketsAreLost},
+      {"no queue pair", &Self::NoQueuePair},
+      {"strangers after the hello", &Self::StrangersAfterTheHello},
+  };
+  ASSERT_EQ(Open(), absl::OkStatus());
+  const size_t objects = verbs_->live_objects();
+  const size_t fds = OpenFds();
+  for (const auto& [name, fault] : faults) {
+    SCOPED_TRACE(name);
+    for (int i = 0; i < 4; ++i) {
+      Run(fault);
+      ASSERT_EQ(verbs_->live_objects(), objects);
+      ASSERT_EQ(verbs_->unaccounted(), 0u);
+    }
+    ASSERT_LE(AwaitFds(fds), fds);
+  }
+  // Slots come out of one arena: what a link kept of it would be missing for the next ones.
+  const RoceOptions arena = SmallArena();
+  LinkOptions large = SmallOptions("rack");
+  large.slots = static_cast<uint32_t>(arena.arena_bytes / 4 / (large.chunk_bytes + 4096)) - 1;
+  EXPECT_EQ(Link(large), absl::OkStatus());
 }
 
 TEST_F(Roce, ReconnectsLeaveNothingBehind) {
