@@ -64,8 +64,10 @@ void ReadTransport(TomlReader& toml, TransportConfig* t) {
   ReadIn(toml, "transport", "lanes", &t->lanes, 1, 16);
   ReadIn(toml, "transport", "slots", &t->slots, 2, 1024);
   ReadIn(toml, "transport", "heartbeat_s", &t->heartbeat_s, 0.05, 3600);
+  ReadIn(toml, "transport", "heartbeats_missed", &t->heartbeats_missed, 1, 1000);
   ReadIn(toml, "transport", "progress_timeout_s", &t->progress_timeout_s, 0.1, 86400);
   toml.Read("transport.roce", "device", &t->roce.device);
+  ReadIn(toml, "transport.roce", "port", &t->roce.port, 0, 255);
   ReadIn(toml, "transport.roce", "gid_index", &t->roce.gid_index, -1, 255);
   ReadIn(toml, "transport.roce", "path_mtu", &t->roce.path_mtu, 0, 4096);
   const uint32_t mtu = t->roce.path_mtu;
@@ -74,6 +76,9 @@ void ReadTransport(TomlReader& toml, TransportConfig* t) {
       absl::StrCat("[transport.roce] path_mtu = ", mtu, " is not 0, 256, 512, 1024, 2048 or 4096"));
   ReadIn(toml, "transport.roce", "traffic_class", &t->roce.traffic_class, 0, 255);
   ReadIn(toml, "transport.roce", "hop_limit", &t->roce.hop_limit, 1, 255);
+  ReadIn(toml, "transport.roce", "service_level", &t->roce.service_level, 0, 15);
+  ReadIn(toml, "transport.roce", "ack_timeout_s", &t->roce.ack_timeout_s, 1e-5, 60);
+  ReadIn(toml, "transport.roce", "retries", &t->roce.retries, 1, 7);
   toml.ReadBytes("transport.roce", "arena_bytes", &t->roce.arena_bytes);
   ReadOneOf(toml, "transport.roce", "memory", &t->roce.memory, {"host", "cuda"});
   ReadIn(toml, "transport.faults", "stall_after", &t->faults.stall_after, 0, 1e15);

@@ -22,10 +22,14 @@ struct NodeConfig {                     // [node]
 
 struct RoceConfig {            // [transport.roce]: read where kind is "roce"; see transport/roce.h
   std::string device;          // empty: by the link's address
+  uint32_t port = 0;           // of the device, from 1; 0: by the route
   int gid_index = -1;          // -1: by the link's address
   uint32_t path_mtu = 0;       // 0: what both ports have
   uint32_t traffic_class = 0;  // 0..255
   uint32_t hop_limit = 64;     // 1..255
+  uint32_t service_level = 0;  // 0..15: InfiniBand's
+  double ack_timeout_s = 0.5;  // then a packet is sent again
+  uint32_t retries = 7;        // 1..7
   uint64_t arena_bytes = uint64_t{256} << 20;
   std::string memory = "host";  // or "cuda"
 };
@@ -45,6 +49,7 @@ struct TransportConfig {  // [transport]
   uint32_t lanes = 2;  // 1..16
   uint32_t slots = 8;  // receive slots per link, of 1 MiB each; 2..1024
   double heartbeat_s = 1;
+  int heartbeats_missed = 5;  // then the peer is dead; 1..1000
   double progress_timeout_s = 60;
   RoceConfig roce;
   FaultsConfig faults;

@@ -335,14 +335,10 @@ class GrpcUplink final : public Uplink {
       hello.set_epoch(options_.epoch);
       hello.set_takes_steps(true);
       hello.set_held_sha256(models_.held_sha256());
-      transport::LinkOptions link_options;
+      transport::LinkOptions link_options = LinkOptionsOf(options_.transport);
       link_options.name = options_.id;
       link_options.hello = hello.SerializeAsString();
       link_options.connect_timeout = kConnectTimeout;  // a stop waits for it
-      link_options.slots = options_.transport.slots;
-      link_options.lanes = options_.transport.lanes;
-      link_options.heartbeat = absl::Seconds(options_.transport.heartbeat_s);
-      link_options.progress_timeout = absl::Seconds(options_.transport.progress_timeout_s);
       auto link = (*fabric)->Connect(address, link_options);
       absl::Status status = link.status();
       if (link.ok()) {
@@ -379,7 +375,7 @@ class GrpcUplink final : public Uplink {
                              const std::shared_ptr<const aggregation::ModelLayout>& layout) {
     StreamReader reader;
     while (true) {
-      ASSIGN_OR_RETURN(transport::Chunk chunk, link.Receive(absl::InfiniteFuture()));
+      ASSIGN_OR_RETURN(transport::Chunk chunk, link.Receive(Deadline::Infinite()));
       ASSIGN_OR_RETURN(const StreamReader::Got got, reader.Feed(chunk));
       if (got == StreamReader::Got::kHeader && IsPartialStream(reader.stream())) {
         v1::PartialSumAnswer answer;
