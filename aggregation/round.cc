@@ -42,6 +42,7 @@ std::vector<Action> RoundMachine::Joined(const Member& member, absl::Duration no
 }
 
 void RoundMachine::Enter(const Member& member, Actions* actions) {
+  if (Crowded() && !Knows(member.id)) return;
   const auto [it, fresh] = members_.try_emplace(member.id);
   State& state = it->second;
   if (!fresh && member.epoch < state.epoch) return;
@@ -61,6 +62,7 @@ void RoundMachine::Enter(const Member& member, Actions* actions) {
   state.aggregator = member.aggregator;
   state.present = true;
   state.settled = member.settled;
+  CountAway(state);
   StopGrace(*it);
   if (member.aggregator) CountClients();
   if (state.elsewhere) return;
@@ -142,7 +144,8 @@ void RoundMachine::AskNextInLine(Actions* actions) {
   }
 }
 
-std::vector<Action> RoundMachine::Left(const std::string& id, uint64_t epoch, absl::Duration now) {
+std::vector<Action> RoundMachine::Left(const std::string& id, uint64_t epoch, absl::Duration now,
+                                       bool for_good) {
   Actions actions;
   Advance(now, &actions);
   if (phase_ != Phase::kOpen) return actions;
@@ -154,9 +157,12 @@ std::vector<Action> RoundMachine::Left(const std::string& id, uint64_t epoch, ab
   if (!state.in_cohort) {
     line_.erase(std::pair(state.key, state.order));
     members_.erase(it);
-  } else if (IsPending(state.answer)) {
-    state.given_up_at = now_ + plan_.rejoin_grace;
-    StartGrace(*it);
+  } else {
+    CountAway(state);
+    if (IsPending(state.answer)) {
+      state.given_up_at = for_good ? now_ : now_ + plan_.rejoin_grace;
+      StartGrace(*it);
+    }
   }
   if (state_is_aggregator) ForgetWaiting(id);
   ResolveClaims(&actions);
@@ -176,6 +182,13 @@ void RoundMachine::SetAnswer(Entry& member, Answer answer) {
   if (IsPending(answer)) return;
   StopGrace(member);
   StopClaimWait(member);
+}
+
+// Whoever is counted elsewhere has been claimed, and there is a bound on those.
+void RoundMachine::CountAway(State& state) {
+  const bool away = !state.present && state.parts == 0 && !state.elsewhere;
+  away_ = away_ + away - state.away;
+  state.away = away;
 }
 
 void RoundMachine::Tell(Tally* tally, Answer from, Answer to) {
@@ -199,9 +212,13 @@ void RoundMachine::StopGrace(Entry& member) {
 // ---- Time and the end
 
 uint64_t RoundMachine::Needed() const {
-  const uint64_t awaited = Awaiting().members - Awaiting().gone;
+  const Tally& tally = Awaiting();
+  // Who is refused or declines is out, as the gone are: else who sends nothing but what is refused
+  // would close the round (if that were an answer of the quorum's), or hold it up (if not).
+  const uint64_t out = tally.gone + (tally.answered - tally.accepted) + Homeless();
+  const uint64_t awaited = tally.members - std::min(tally.members, out);
   if (awaited == 0) return 0;
-  // 0.55 * 100 is 55.00000000000001 in doubles, and needs 55 answers, not 56.
+  // 0.55 * 100 is 55.00000000000001 in doubles, and needs 55, not 56.
   const double share = plan_.quorum * static_cast<double>(awaited) * (1 - 1e-12);
   if (!(share < static_cast<double>(awaited))) return awaited;
   return std::clamp<uint64_t>(static_cast<uint64_t>(std::ceil(std::max(share, 0.0))), 1, awaited);
@@ -228,7 +245,7 @@ ClosedBy RoundMachine::CloseDue() const {
   if (part_ > 0) return ClosedBy::kNotYet;  // a second sum is open until it is called for
   if (plan_.maximum > 0 && accepted_clients_ >= plan_.maximum) return ClosedBy::kMaximum;
   if (plan_.target > 0 && accepted_clients_ >= plan_.target) return ClosedBy::kTarget;
-  if (had_members_ && Awaiting().answered + Homeless() >= Needed() && NothingBelow()) {
+  if (had_members_ && Awaiting().accepted >= Needed() && NothingBelow()) {
     return ClosedBy::kAnswers;
   }
   return ClosedBy::kNotYet;

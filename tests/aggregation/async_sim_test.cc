@@ -1,5 +1,6 @@
 // Seeded scenarios of asynchronous runs in virtual time, under faults: crashes, restarts, pauses,
-// partitions, sessions cut, uploads that are lost, double, late and out of order, full disks. What
+// partitions, sessions cut, uploads that are lost, double, late and out of order, clock steps, full
+// disks. What
 // holds after every event: sim/async_scenario.cc. A failure prints its seed, and
 //   async_sim_test --seed=N [--trace]
 // repeats it exactly.
@@ -37,6 +38,10 @@ TEST_P(AsyncSimulation, CountsEachUpdateOnceAndNeverStopsWhateverFails) {
                            "broke off",
                            "message doubled",
                            "message lost",
+                           "message late",
+                           "message overtaken",
+                           "clock stepped",
+                           "restarted",
                            "root crashed",
                            "aggregator crashed",
                            "client crashed",

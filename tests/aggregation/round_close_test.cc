@@ -73,6 +73,142 @@ TEST_F(Round, CountsRefusalsAndDeclinesAsAnswers) {
   EXPECT_THAT(machine_->Result().children, ElementsAre("c"));
 }
 
+// Two of four make the quorum; two refusals do not. Then one of the two who are left does.
+TEST_F(Round, CountsOnlyAcceptedUpdatesTowardsTheQuorum) {
+  RoundPlan plan = Plan();
+  plan.quorum = 0.5;
+  Start(plan, {Client("a"), Client("b"), Client("c"), Client("d")});
+  EXPECT_THAT(Text(machine_->Refused(Admit("a"), "non_finite", At(1))), IsEmpty());
+  Refused("weight", Offer("b", 0));
+  EXPECT_EQ(machine_->NextTimer(), At(60)) << "nothing is in";
+  EXPECT_THAT(Timer(2), IsEmpty());
+  EXPECT_THAT(Accept("c"), ElementsAre("closed"));
+  EXPECT_THAT(machine_->Result().contributors, ElementsAre("c"));
+}
+
+TEST_F(Round, IsNotHeldUpByThoseWhoAreRefusedOrHaveNothing) {
+  RoundPlan plan = Plan();
+  plan.quorum = 0.75;  // of 8: 6; of the 4 who can be in: 3
+  std::vector<RoundMachine::Member> members;
+  for (int i = 0; i < 8; ++i) members.push_back(Client(absl::StrCat(i)));
+  Start(plan, members);
+  for (const char* id : {"0", "1"}) machine_->Refused(Admit(id), "bound", At(1));
+  for (const char* id : {"2", "3"}) machine_->Reported(id, 1, 0, At(1));
+  EXPECT_THAT(Accept("4"), IsEmpty());
+  EXPECT_THAT(Accept("5"), IsEmpty());
+  EXPECT_THAT(Accept("6"), ElementsAre("closed"));
+}
+
+// Who was refused may send again, and is awaited while it does.
+TEST_F(Round, TakesWhoSendsAgainAfterARefusalBackIntoTheQuorum) {
+  RoundPlan plan = Plan();
+  plan.quorum = 0.9;
+  Start(plan, {Client("a"), Client("b"), Client("c")});
+  machine_->Refused(Admit("a"), "checksum", At(1));
+  Accept("b");
+  const uint64_t again = Admit("a");
+  EXPECT_THAT(Accept("c"), IsEmpty());
+  EXPECT_TRUE(machine_->Commit(again));
+  EXPECT_THAT(Text(machine_->Folded(again, At(3))), ElementsAre("closed"));
+  EXPECT_EQ(machine_->Result().clients, 3u);
+}
+
+// It began to send, and its process is killed a moment before the cut-off.
+TEST_F(Round, ClosesAtItsDeadlineWhereASlowMemberIsKilledJustBefore) {
+  for (const bool cut : {false, true}) {
+    RoundPlan plan = Plan();
+    plan.soft_deadline = absl::Seconds(40);
+    Start(plan, {Client("a"), Client("slow")});
+    Accept("a");
+    const uint64_t ticket = Admit("slow", 1, {}, 30);
+    EXPECT_THAT(Left("slow", 39), IsEmpty());
+    if (cut) {
+      EXPECT_THAT(Text(machine_->Aborted(ticket, At(39))), IsEmpty());
+    }
+    EXPECT_EQ(machine_->NextTimer(), At(40)) << "its grace would last until 44";
+    const std::vector<std::string> actions = Timer(40);
+    EXPECT_EQ(actions.back(), "closed");
+    EXPECT_EQ(actions.size(), cut ? 1u : 2u);  // the upload that was left is aborted
+    EXPECT_THAT(machine_->Result().contributors, ElementsAre("a"));
+  }
+}
+
+TEST_F(Round, TheQuorumIsOfThoseWhoStillMayBeIn) {
+  struct Case {
+    double quorum;
+    int members, refused, declined, gone;
+    int accepted;  // by hand: quorum * (members - refused - declined - gone), rounded up
+  };
+  for (const Case& c :
+       {Case{0.5, 10, 0, 0, 0, 5}, Case{0.5, 10, 5, 0, 0, 3}, Case{0.5, 10, 0, 5, 0, 3},
+        Case{0.5, 10, 0, 0, 5, 3}, Case{0.8, 10, 2, 2, 1, 4}, Case{1, 10, 3, 3, 3, 1},
+        Case{0.1, 10, 9, 0, 0, 1}}) {
+    RoundPlan plan = Plan();
+    plan.quorum = c.quorum;
+    std::vector<RoundMachine::Member> members;
+    for (int i = 0; i < c.members; ++i) members.push_back(Client(absl::StrCat(i)));
+    Start(plan, members);
+    int next = 0;
+    for (int i = 0; i < c.refused; ++i) Refused("weight", Offer(absl::StrCat(next++), 0));
+    for (int i = 0; i < c.declined; ++i) machine_->Reported(absl::StrCat(next++), 1, 0, At(1));
+    for (int i = 0; i < c.gone; ++i) LeftForGood(absl::StrCat(next++));
+    int accepted = 0;
+    while (machine_->open()) {
+      ASSERT_LT(next, c.members);
+      Accept(absl::StrCat(next++));
+      ++accepted;
+    }
+    EXPECT_EQ(accepted, c.accepted) << c.quorum << " of " << c.members;
+  }
+}
+
+// Its clients were all refused, or it has none: that is not half of the round.
+TEST_F(Round, ARackThatDeclinesDoesNotCloseTheRoundForTheOthers) {
+  RoundPlan plan = Plan();
+  plan.quorum = 0.5;
+  Start(plan, {Rack("r0"), Rack("r1")});
+  EXPECT_THAT(Text(machine_->Reported("r0", 1, 0, At(1))), IsEmpty());
+  EXPECT_THAT(Accept("r1", 2, {"a", "b"}), ElementsAre("closed"));
+}
+
+// ---- The minimum
+
+TEST_F(Round, TheMinimumCountsClientsWhicheverRacksTheyAreBehind) {
+  RoundPlan plan = Plan();
+  plan.minimum = 4;
+  Start(plan, {Rack("r0"), Client("c")});
+  EXPECT_THAT(Joined(Rack("came later")), ElementsAre("task came later"));
+  Accept("r0", 2, {"a", "b"});
+  Accept("c");
+  EXPECT_THAT(Accept("came later", 1, {"d"}), ElementsAre("closed"));
+  EXPECT_TRUE(machine_->Result().success);
+}
+
+TEST_F(Round, TheMinimumIsNotLessWhereARackHasDied) {
+  RoundPlan plan = Plan();
+  plan.minimum = plan.enough = 4;
+  plan.soft_deadline = absl::Seconds(3);
+  Start(plan, {Rack("r0"), Rack("r1"), Rack("r2")});
+  Accept("r0", 2, {"a", "b"});
+  Left("r1", 1);
+  EXPECT_THAT(Timer(5), IsEmpty()) << "with two of four it would fail: r2 is waited for";
+  EXPECT_THAT(Timer(6), IsEmpty()) << "r1 is given up";
+  EXPECT_THAT(Accept("r2", 1, {"c"}), ElementsAre("closed")) << "nobody is left to wait for";
+  EXPECT_FALSE(machine_->Result().success);
+  EXPECT_THAT(machine_->Result().why_not, AllOf(HasSubstr("3 of the 4"), HasSubstr("1 are gone")));
+}
+
+TEST_F(Round, TheClientsOfADeadRackCountTowardsTheMinimumThroughAnother) {
+  RoundPlan plan = Plan();
+  plan.minimum = plan.enough = 4;
+  plan.soft_deadline = absl::Seconds(3);
+  Start(plan, {Rack("r0"), Rack("r1")});
+  Left("r1", 1);
+  EXPECT_THAT(Accept("r0", 4, {"a", "b", "c", "d"}), IsEmpty());
+  EXPECT_THAT(Timer(3), ElementsAre("closed")) << "enough are in: r1 is not waited for";
+  EXPECT_TRUE(machine_->Result().success);
+}
+
 TEST_F(Round, FailsCleanlyWhenAllAreRefused) {
   RoundPlan plan = Plan();
   plan.minimum = 2;

@@ -163,8 +163,7 @@ void AsyncScenario::ScheduleFaults() {
   }
   for (uint64_t i = world_.Below(4); i > 0; --i) {
     later([this] {
-      Peer& peer = world_.Chance(0.5) ? static_cast<Peer&>(*nodes_[world_.Below(nodes_.size())])
-                                      : static_cast<Peer&>(*edges_[world_.Below(edges_.size())]);
+      Peer& peer = AnyPeer();
       world_.Seen("paused");
       peer.paused_until = world_.now() + world_.Seconds(15);
     });
@@ -183,6 +182,18 @@ void AsyncScenario::ScheduleFaults() {
       world_.Later(absl::Seconds(2) + world_.Seconds(20), [&rack] { rack.island = 0; });
     });
   }
+  // The wall clock makes epochs, and nothing else.
+  for (uint64_t i = world_.Below(4); i > 0; --i) {
+    later([this] {
+      world_.Seen("clock stepped");
+      AnyPeer().clock_step += world_.OneOf({absl::Minutes(10), -absl::Minutes(10)});
+    });
+  }
+}
+
+Peer& AsyncScenario::AnyPeer() {
+  if (world_.Chance(0.5)) return *nodes_[world_.Below(nodes_.size())];
+  return *edges_[world_.Below(edges_.size())];
 }
 
 uint64_t AsyncScenario::Run() {

@@ -81,6 +81,7 @@ class AsyncScenario {
   void CrashNode(AsyncNode& node);
   void CrashClient(AsyncEdge& edge);
   AsyncNode& Leaf();
+  Peer& AnyPeer();
   static AsyncSums ValueOf(const AsyncKey& key);
   void Check(const AsyncNode& node);
   void CheckCommit(const AsyncNode& root);

@@ -223,6 +223,7 @@ bool Scenario::Reopen(Node& node) {
   world_.Seen("second sum");
   world_.Trace(node.id, "reopened");
   node.first = std::exchange(node.ledger, {});
+  ++node.ledger_changes;
   node.closed = 0;
   node.claims.open = true;
   Act(node, {});

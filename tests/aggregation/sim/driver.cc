@@ -24,6 +24,7 @@ void Scenario::DropRound(Node& node) {
   }
   node.attempts.clear();
   node.ledger = node.first = {};
+  ++node.ledger_changes;
   node.claims = {};
   node.second.reset();
   node.first_result.reset();
@@ -82,12 +83,14 @@ void Scenario::NodeJoined(Node& node, const RoundMachine::Member& member) {
   TellCensus(node);
 }
 
-void Scenario::NodeLeft(Node& node, const std::string& id, uint64_t epoch) {
+void Scenario::NodeLeft(Node& node, const std::string& id, uint64_t epoch, bool for_good) {
   const auto it = node.sessions.find(id);
   if (it == node.sessions.end() || it->second.epoch != epoch) return;
   node.sessions.erase(it);
   node.at_close.erase(id);
-  if (node.machine && !node.finished) Act(node, node.machine->Left(id, epoch, world_.now()));
+  if (node.machine && !node.finished) {
+    Act(node, node.machine->Left(id, epoch, world_.now(), for_good));
+  }
   TellCensus(node);
 }
 
@@ -225,11 +228,14 @@ void Scenario::Commit(Node& node, uint64_t ticket) {
     node.ledger.sums[i] += factor * attempt.load.sums[i];
   }
   node.ledger.weight += attempt.load.weight;
+  ++node.ledger_changes;
+  if (Slips(Flaw::kAddsTwice, 5)) node.ledger.sums[0] += factor * attempt.load.sums[0];
+  if (Slips(Flaw::kDropsAName, 5)) node.ledger.updates.erase(attempt.load.updates.begin()->first);
   world_.Trace(node.id, absl::StrCat("commit ", attempt.member));
   world_.At(node, world_.Seconds(0.5), [this, &node, life = node.round_life, ticket] {
     if (node.round_life != life) return;
     const auto it = node.attempts.find(ticket);
-    node.budget->Release(it->second.reserved);
+    if (!Slips(Flaw::kKeepsMemory, 5)) node.budget->Release(it->second.reserved);
     node.attempts.erase(it);
     Act(node, node.machine->Folded(ticket, world_.now()));
   });
@@ -272,9 +278,9 @@ void Scenario::Rearm(Node& node) {
   // A timer that is set already is not made later by setting it again.
   if (node.armed && next == node.armed_at) return;
   const uint64_t timer = ++node.timer;
-  node.armed = next.has_value();
+  node.armed = next.has_value() && !Slips(Flaw::kSetsNoTimer, 5);
   node.armed_at = next;
-  if (!next.has_value()) return;
+  if (!node.armed) return;
   const absl::Duration late = world_.Seconds(lateness_);
   world_.At(node, std::max(*next - world_.now(), absl::ZeroDuration()) + late,
             [this, &node, timer] {

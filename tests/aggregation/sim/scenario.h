@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 
+#include "absl/container/flat_hash_map.h"
 #include "aggregation/deadline.h"
 #include "aggregation/round.h"
 #include "server/memory_budget.h"
@@ -22,6 +23,19 @@ using aggregation::RoundPlan;
 using UpdateKey = std::pair<std::string, uint64_t>;
 // Sums on the grid, of a model of three elements.
 using Sums = std::array<uint64_t, 3>;
+
+// A mistake of the program's own, made once, to see that it is found: what each is, in driver.cc
+// and tiers.cc.
+enum class Flaw {
+  kNone,
+  kAddsTwice,       // an update is added twice, and named once
+  kDropsAName,      // a contributor is not named
+  kKeepsMemory,     // what an update took is not given back
+  kSetsNoTimer,     // a round waits without one
+  kCountsAgain,     // what an earlier committed model has is in the next one too
+  kGoesBack,        // a commit is numbered below the one before it
+  kPublishesOther,  // the model that is committed is not the sum that was closed
+};
 
 // What an update or a partial sum brings.
 struct Load {
@@ -107,6 +121,8 @@ struct Node : Peer {
   std::map<uint64_t, Attempt> attempts;  // in flight, by ticket
   Load ledger;                           // committed
   Load first;                            // of the first sum, where there is a second
+  uint64_t ledger_changes = 0;           // counts them
+  uint64_t ledger_checked = 0;           // at which of them its sums were worked out anew
   Claims claims;
   uint64_t says = 0;  // of its messages on claims, both ways
   std::map<std::string, std::pair<uint64_t, uint64_t>> heard;  // (process, number), by peer
@@ -141,7 +157,10 @@ struct Edge : Peer {
 
 class Scenario {
  public:
-  Scenario(uint64_t seed, std::map<std::string, int>* seen);
+  // `failed`: whether to stop, something not being as it must; by default, whether the test that
+  // runs has failed.
+  Scenario(uint64_t seed, std::map<std::string, int>* seen, Flaw flaw = Flaw::kNone,
+           std::function<bool()> failed = nullptr);
   // Returns the hash of the trace. Failures are GoogleTest's.
   uint64_t Run();
   uint64_t events() const { return world_.events(); }
@@ -172,7 +191,7 @@ class Scenario {
   void DropRound(Node& node);
   void Begin(Node& node, RoundPlan plan, uint64_t base);
   void NodeJoined(Node& node, const RoundMachine::Member& member);
-  void NodeLeft(Node& node, const std::string& id, uint64_t epoch);
+  void NodeLeft(Node& node, const std::string& id, uint64_t epoch, bool for_good = false);
   void SendTask(Node& node, const std::string& member);
   void Offer(Node& node, Offered offer);
   bool MayCarry(const Node& node, const Offered& offer) const;
@@ -221,10 +240,15 @@ class Scenario {
   void Apply(uint64_t round_life);
   void Saved(uint64_t round_life);
 
+  // Once in a scenario, at the n-th occasion.
+  bool Slips(Flaw flaw, int n) { return flaw_ == flaw && ++occasions_ == n; }
+
   // invariants.cc
-  Sums ValueOf(const UpdateKey& key) const;
+  const Sums& ValueOf(const UpdateKey& key);
   uint64_t WeightOf(const UpdateKey& key, uint64_t round) const;
+  void CheckAll();
   void Check(const Node& node);
+  void CheckSums(Node& node);
   void CheckClosed(const Node& node);
   void CheckCommit(const Node& root);
   void CheckEnd();
@@ -243,7 +267,11 @@ class Scenario {
   Node& SomeLeaf() { return *leaves_[world_.Below(leaves_.size())]; }
 
   const uint64_t seed_;
+  const Flaw flaw_;
+  const std::function<bool()> failed_;
+  int occasions_ = 0;
   World world_;
+  absl::flat_hash_map<UpdateKey, Sums> values_;
   std::vector<std::unique_ptr<Node>> nodes_;  // the root first
   std::vector<Node*> leaves_;                 // where clients join
   std::vector<std::unique_ptr<Edge>> edges_;
@@ -257,7 +285,10 @@ class Scenario {
   // What the root has on disk, and what has been committed, ever.
   uint64_t committed_round_ = 0;
   uint64_t version_ = 0;
+  Sums model_{};
   std::map<std::string, uint32_t> saved_children_;
+  Sums model_by_books_{};        // from the contributors that the commits named
+  uint64_t newest_version_ = 0;  // ever seen
   uint64_t round_ = 0;           // the last that ended in this life of the root
   std::set<UpdateKey> counted_;  // in committed models
   bool done_ = false;

@@ -41,6 +41,7 @@ void Scenario::TakeNodeTask(Node& node, uint64_t process, RoundPlan plan, uint64
   }
   auto begin = [this, &node, plan, base, deadline_at]() mutable {
     plan.last_call = plan.last_call * 0.4;
+    plan.reopens = true;
     plan.deadline = std::max(deadline_at - world_.now() - kForwarding, absl::Seconds(1));
     Begin(node, plan, base);
   };
@@ -167,8 +168,12 @@ void Scenario::Apply(uint64_t round_life) {
     world_.At(root(), world_.Seconds(0.3), [this] { NextRound(); });
     return;
   }
+  if (Slips(Flaw::kCountsAgain, 1)) counted_.insert(root().ledger.updates.begin()->first);
   CheckCommit(root());
   round_ = committed_round_ = version_ = root().plan.round;
+  for (size_t i = 0; i < model_.size(); ++i) model_[i] += root().ledger.sums[i];
+  if (Slips(Flaw::kPublishesOther, 1)) ++model_[0];
+  if (Slips(Flaw::kGoesBack, 2)) committed_round_ = version_ = newest_version_ - 1;
   const aggregation::RoundResult result = root().machine->Result();
   saved_children_.clear();
   for (const std::string& id : result.children) saved_children_[id] = 1;

@@ -31,12 +31,16 @@ void World::At(Peer& peer, absl::Duration in, std::function<void()> run) {
 }
 
 void World::Send(const Peer& from, Peer& to, std::function<void()> run) {
-  const auto post = [this, &from, &to](absl::Duration in, std::function<void()> body) {
-    Later(in, [this, &from, &to, body = std::move(body)] {
+  const uint64_t number = ++posts_[{&from, &to}].sent;
+  const auto post = [this, &from, &to, number](absl::Duration in, std::function<void()> body) {
+    Later(in, [this, &from, &to, number, body = std::move(body)] {
       if (!Reaches(from, to)) {
         Seen("message lost");
         return;
       }
+      uint64_t& newest = posts_[{&from, &to}].newest_arrived;
+      if (number < newest) Seen("message overtaken");
+      newest = std::max(newest, number);
       Deliver(to, to.process, body);
     });
   };
@@ -44,10 +48,13 @@ void World::Send(const Peer& from, Peer& to, std::function<void()> run) {
     Seen("message doubled");
     post(Seconds(15), run);
   }
-  post(Chance(0.05) ? Seconds(15) : Seconds(0.05), std::move(run));
+  const bool late = Chance(0.05);
+  if (late) Seen("message late");
+  post(late ? Seconds(15) : Seconds(0.05), std::move(run));
 }
 
 void World::Restart(Peer* peer) {
+  Seen("restarted");
   peer->alive = true;
   ++peer->process;
   peer->island = 0;

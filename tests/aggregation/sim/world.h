@@ -30,6 +30,12 @@ struct Peer {
   absl::Duration clock_step = absl::ZeroDuration();    // of its wall clock
 };
 
+// Messages from one peer to another, to see whether one overtakes another.
+struct Post {
+  uint64_t sent = 0;
+  uint64_t newest_arrived = 0;
+};
+
 class World {
  public:
   World(uint64_t seed, std::map<std::string, int>* seen) : random_(seed, 1), seen_(*seen) {}
@@ -76,6 +82,7 @@ class World {
 
   PhiloxStream random_;
   std::map<std::string, int>& seen_;
+  std::map<std::pair<const Peer*, const Peer*>, Post> posts_;  // never walked: pointers' order
   std::priority_queue<Event> queue_;
   absl::Duration now_ = absl::ZeroDuration();
   uint64_t order_ = 0;
