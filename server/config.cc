@@ -11,6 +11,7 @@
 #include "aggregation/model_delta.h"
 #include "aggregation/optimizer.h"
 #include "base/status.h"
+#include "base/tls_config.h"
 #include "base/toml_checks.h"
 #include "compression/policy.h"
 #include "models/builtin.h"
@@ -108,6 +109,15 @@ void ReadNodeSections(TomlReader& toml, Config* c) {
   ReadOneOf(toml, "log", "format", &c->log.format, {"human", "json"});
   toml.Read("log", "file", &c->log.file);
   toml.Read("metrics", "rounds_file", &c->metrics.rounds_file);
+}
+
+void ReadTls(TomlReader& toml, TlsConfig* t) {
+  ReadTlsPair(toml, TlsSide::kServer, &t->cert_pem, &t->key_pem);
+  ReadTlsCa(toml, "client_ca", &t->client_ca_pem);
+  RequireTlsKey(toml, "client_ca", "cert");
+  ReadTlsCa(toml, "parent_ca", &t->parent_ca_pem);
+  toml.Read("tls", "parent_server_name", &t->parent_server_name);
+  RequireTlsKey(toml, "parent_server_name", "parent_ca");
 }
 
 void ReadRun(TomlReader& toml, RunConfig* r) {
@@ -410,6 +420,7 @@ absl::StatusOr<Config> Interpret(TomlReader toml) {
   ReadNode(toml, &config);
   ReadTransport(toml, &config.transport);
   ReadNodeSections(toml, &config);
+  ReadTls(toml, &config.tls);
   CheckNodeTogether(toml, config);
   if (config.is_root()) {
     config.run.emplace();

@@ -70,6 +70,16 @@ struct LimitsConfig {                           // [limits]
   double shutdown_grace_s = 10;  // SIGTERM: the running round may finish within this
 };
 
+// [tls]: of the front door, and towards the parent's. Links carry none. The texts of the files that
+// the keys name, "" where one is not given.
+struct TlsConfig {
+  std::string cert_pem;            // cert: the front door then speaks TLS; also shown to a parent
+  std::string key_pem;             // key
+  std::string client_ca_pem;       // client_ca: who connects has to show a certificate of its
+  std::string parent_ca_pem;       // parent_ca: the parent's front door is spoken to in TLS
+  std::string parent_server_name;  // the name in its certificate; "": the host in [node] parent
+};
+
 struct LogConfig {               // [log]
   std::string level = "info";    // trace, debug, info, warn, error
   std::string format = "human";  // or "json"
@@ -187,6 +197,7 @@ struct Config {
   NodeConfig node;
   TransportConfig transport;
   LimitsConfig limits;
+  TlsConfig tls;
   LogConfig log;
   MetricsConfig metrics;
   // Present exactly when this is the root (no [node] parent).
@@ -208,7 +219,8 @@ struct Config {
 // Reads and checks a file. INVALID_ARGUMENT with every finding, one a line, as
 //   configs/global.toml:12:3: unknown key "quorom" in [straggler]; did you mean "quorum"?
 // NOT_FOUND where the file is not there. Relative paths in it are relative to the working
-// directory. Of a model's file the header is read, to hold policies and limits against its tensors.
+// directory. Of a model's file the header is read, to hold policies and limits against its tensors;
+// certificates and keys are read whole.
 absl::StatusOr<Config> LoadConfig(const std::string& path);
 absl::StatusOr<Config> ParseConfig(const std::string& text, const std::string& path_for_messages);
 
