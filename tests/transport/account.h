@@ -47,9 +47,9 @@ inline double CpuSeconds() {
 
 // Until no more are open than `most`, looking again every millisecond: threads of listeners and
 // links let go of their last sockets a moment later. The number that are open then.
-inline size_t AwaitFds(size_t most) {
-  const Deadline patience = Deadline::After(absl::Seconds(30));
-  while (OpenFds() > most && !patience.Expired()) absl::SleepFor(absl::Milliseconds(1));
+inline size_t AwaitFds(size_t most, absl::Duration patience = absl::Seconds(30)) {
+  const Deadline limit = Deadline::After(patience);
+  while (OpenFds() > most && !limit.Expired()) absl::SleepFor(absl::Milliseconds(1));
   return OpenFds();
 }
 
