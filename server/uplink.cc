@@ -30,7 +30,7 @@ constexpr absl::Duration kBackoffMin = absl::Milliseconds(100);
 constexpr absl::Duration kBackoffMax = absl::Milliseconds(250);
 constexpr absl::Duration kConnectTimeout = absl::Seconds(5);
 
-constexpr absl::Duration kProbeLimit = absl::Seconds(1);
+constexpr absl::Duration kProbeLimit = absl::Seconds(3);
 
 std::shared_ptr<grpc::ChannelCredentials> CredentialsOf(
     const std::optional<TlsClientOptions>& tls) {

@@ -17,7 +17,7 @@ namespace tributary::client::internal {
 namespace {
 
 // A step of a probe; a task of a session that came up meanwhile waits for it.
-constexpr absl::Duration kProbeLimit = absl::Seconds(1);
+constexpr absl::Duration kProbeLimit = absl::Seconds(3);
 
 // Ids may be anything; their hash is a file's name.
 std::string ResidualFile(const ClientOptions& options) {
