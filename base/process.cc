@@ -25,6 +25,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/clock.h"
 
 namespace tributary {
 
@@ -102,11 +103,11 @@ absl::StatusOr<int> Process::Wait(absl::Duration limit) {
   const int fd = static_cast<int>(syscall(SYS_pidfd_open, pid_, 0));
   if (fd < 0) return absl::InternalError(absl::StrCat("pidfd_open: ", strerror(errno)));
   pollfd entry = {.fd = fd, .events = POLLIN, .revents = 0};
-  const absl::Time deadline = absl::Now() + limit;
+  const absl::Duration deadline = RealClock().Monotonic() + limit;
   int ready = 0;
   do {
-    const int64_t left =
-        absl::ToInt64Milliseconds(std::max(deadline - absl::Now(), absl::ZeroDuration()));
+    const int64_t left = absl::ToInt64Milliseconds(
+        std::max(deadline - RealClock().Monotonic(), absl::ZeroDuration()));
     ready = poll(&entry, 1, static_cast<int>(std::min<int64_t>(left, 1 << 30)));
   } while (ready < 0 && errno == EINTR);
   close(fd);
