@@ -21,7 +21,7 @@ TEST(KernelBench, GivesEveryDocumentedFigureWithItsCeiling) {
     EXPECT_DOUBLE_EQ(figure.ratio, figure.value / figure.ceiling);
     const std::string kind = figure.name.substr(8, figure.name.rfind('.') - 8);
     const std::map<std::string, std::string> units = {
-        {"encode", "Gelem/s"}, {"together", "times"}, {"nonzero", "ns"}};
+        {"encode", "Gelem/s"}, {"together", "times"}, {"nonzero", "ns"}, {"nonzero16", "ns"}};
     EXPECT_EQ(figure.unit, units.contains(kind) ? units.at(kind) : "GB/s") << figure.name;
   }
   std::set<std::string> expected;
@@ -32,7 +32,8 @@ TEST(KernelBench, GivesEveryDocumentedFigureWithItsCeiling) {
       expected.insert("kernels." + kind + "." + codec);
     }
   }
-  expected.insert({"kernels.nonzero.topk", "kernels.nonzero.topk_ternary"});
+  expected.insert({"kernels.nonzero.topk", "kernels.nonzero.topk_ternary", "kernels.nonzero16.topk",
+                   "kernels.nonzero16.topk_ternary"});
   EXPECT_EQ(names, expected);
 }
 
