@@ -28,12 +28,14 @@ DownloadReactor* DownloadReactor::Start(DoorState* door, const grpc::ByteBuffer*
         parsed ? grpc::Status(grpc::StatusCode::NOT_FOUND,
                               "that model is not the current one; wait for the next task")
                : grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "not a DownloadRequest"));
+    HandOver(reactor);  // nothing begins before gRPC has been given it
     return reactor;
   }
   auto* reactor = new DownloadReactor(door, model, wanted.held_sha256());
   v1::DownloadResponse head;
   *head.mutable_header() = reactor->header_;
   reactor->message_ = ToByteBuffer(head);
+  HandOver(&reactor->message_);
   reactor->StartWrite(&reactor->message_);
   return reactor;
 }
@@ -58,7 +60,9 @@ DownloadReactor::DownloadReactor(DoorState* door, std::shared_ptr<const ModelVer
 }
 
 void DownloadReactor::OnWriteDone(bool ok) {
+  const Reaction in_order(&message_, this);
   if (!ok) {
+    HandOver(this);
     Finish(grpc::Status(grpc::StatusCode::CANCELLED, "the client went away"));
     return;
   }
@@ -81,6 +85,7 @@ void DownloadReactor::Next() {
     }
     message_ = DataMessage(message, model_);
     door_->counters.download_bytes += message.size();
+    HandOver(&message_);
     StartWrite(&message_);
     return;
   }
@@ -91,6 +96,7 @@ void DownloadReactor::Next() {
     tail.mutable_trailer()->set_bytes(header_.bytes());
     tail.mutable_trailer()->set_crc32c(whole ? model_->crc32c : crc32c_);
     message_ = ToByteBuffer(tail);
+    HandOver(&message_);
     StartWrite(&message_);
     return;
   }
@@ -98,7 +104,14 @@ void DownloadReactor::Next() {
   door_->counters.saved_bytes += model_->bytes.size() - header_.bytes();
   door_->counters.download_nanos += absl::ToInt64Nanoseconds(MonotonicNow() - started_);
   door_->handler->OnDownloaded();
+  HandOver(this);
   Finish(grpc::Status::OK);
+}
+
+void DownloadReactor::OnDone() {
+  TakeOver(this);
+  HandOver(door_);
+  delete this;
 }
 
 }  // namespace tributary::server::door

@@ -23,7 +23,9 @@ SessionReactor* SessionReactor::Start(DoorState* door, grpc::CallbackServerConte
         grpc::StatusCode::RESOURCE_EXHAUSTED,
         absl::StrCat("this aggregator holds ", door->max_sessions,
                      " sessions, its limit; try another, or raise [limits] max_sessions")));
+    HandOver(reactor.get());  // nothing begins before gRPC has been given it
   } else {
+    HandOver(&reactor->request_);
     reactor->StartRead(&reactor->request_);
   }
   return reactor.get();
@@ -59,6 +61,7 @@ absl::Status SessionReactor::CheckJoin() const {
 }
 
 void SessionReactor::OnReadDone(bool ok) {
+  const Reaction in_order(&request_, this);
   if (!ok) {
     FinishWith(grpc::Status::OK);
     return;
@@ -76,6 +79,7 @@ void SessionReactor::OnReadDone(bool ok) {
     door_->handler->OnMessage(self_, std::move(request_));
   }
   request_.Clear();
+  HandOver(&request_);
   StartRead(&request_);
 }
 
@@ -139,13 +143,16 @@ void SessionReactor::Step() {
     }
   }
   if (write != nullptr) {
+    HandOver(&queue_);
     StartWrite(write);
   } else {
+    HandOver(this);
     grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>::Finish(status);
   }
 }
 
 void SessionReactor::OnWriteDone(bool ok) {
+  const Reaction in_order(&queue_, this);
   {
     std::lock_guard lock(mu_);
     writing_ = false;
@@ -159,8 +166,10 @@ void SessionReactor::OnWriteDone(bool ok) {
 }
 
 void SessionReactor::OnDone() {
+  TakeOver(this);
   door_->sessions.fetch_sub(1);
   if (joined_) door_->handler->OnSessionEnd(self_);
+  HandOver(door_);
   // The last thing: this may destroy the reactor.
   const std::shared_ptr<SessionReactor> self = std::move(self_);
 }

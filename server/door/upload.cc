@@ -10,6 +10,8 @@ UploadReactor* UploadReactor::Start(DoorState* door, grpc::CallbackServerContext
                                     grpc::ByteBuffer* response) {
   auto reactor = std::shared_ptr<UploadReactor>(new UploadReactor(door, context, response));
   reactor->self_ = reactor;
+  HandOver(&reactor->self_);
+  HandOver(&reactor->message_);
   reactor->StartRead(&reactor->message_);
   return reactor.get();
 }
@@ -22,6 +24,7 @@ UploadReactor::UploadReactor(DoorState* door, grpc::CallbackServerContext* conte
       last_progress_(absl::ToInt64Nanoseconds(MonotonicNow())) {}
 
 void UploadReactor::OnReadDone(bool ok) {
+  const Reaction in_order(&message_, this);
   last_progress_ = absl::ToInt64Nanoseconds(MonotonicNow());
   if (ok) {
     TakeMessage();
@@ -117,6 +120,7 @@ void UploadReactor::ReadOn() {
     Fail({});
     return;
   }
+  HandOver(&message_);
   StartRead(&message_);
   {
     std::lock_guard lock(mu_);
@@ -142,10 +146,12 @@ void UploadReactor::FinishIfDue() {
     finished_ = true;
     *response_ = ToByteBuffer(answer_);
   }
+  HandOver(this);
   Finish(grpc::Status::OK);
 }
 
 void UploadReactor::OnCancel() {
+  const Reaction in_order(&self_, this);
   // The client is gone, or this node shuts down: without a Finish the call would never end.
   v1::UploadResponse response;
   response.set_status(v1::UploadResponse::RETRY_ELSEWHERE);
@@ -153,6 +159,10 @@ void UploadReactor::OnCancel() {
   Reply(response);
 }
 
-void UploadReactor::OnDone() { const std::shared_ptr<UploadReactor> self = std::move(self_); }
+void UploadReactor::OnDone() {
+  TakeOver(this);
+  HandOver(door_);
+  const std::shared_ptr<UploadReactor> self = std::move(self_);
+}
 
 }  // namespace tributary::server::door
