@@ -318,7 +318,10 @@ std::vector<Action> RoundMachine::Reported(const std::string& id, uint64_t epoch
   const bool counts =
       clients > 0 &&
       (state.aggregator || claims_.try_emplace(id, Holder{.member = &*it, .counted = true}).second);
-  if (counts) state.parts = state.parts_at[0] = 1;
+  if (counts) {
+    state.parts = state.parts_at[0] = 1;
+    state.until = now_;
+  }
   CountAway(state);
   if (counts) {
     const uint64_t count = state.aggregator ? clients : 1;
@@ -328,6 +331,7 @@ std::vector<Action> RoundMachine::Reported(const std::string& id, uint64_t epoch
   SetAnswer(*it, counts            ? Answer::kAccepted
                  : state.parts > 0 ? Answer::kAccepted
                                    : Answer::kDeclined);
+  LearnSoftDeadline();
   ResolveClaims(&actions);
   AskNextInLine(&actions);
   Advance(now_, &actions);

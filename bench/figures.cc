@@ -60,6 +60,7 @@ absl::Status WriteJson(const std::string& path, const std::vector<Figure>& figur
       row["ceiling"] = *f.ceiling;
       row["ratio"] = f.ratio();
     }
+    if (!f.note.empty()) row["note"] = f.note;
     json["figures"].push_back(row);
   }
   std::ofstream file(path);

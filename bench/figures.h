@@ -15,7 +15,7 @@ struct Figure {
   double value = 0;
   std::string unit;
   std::optional<double> ceiling;  // measured in the same run, in the same unit
-  std::string note;  // what limits it, or how it was measured; printed, not in the JSON
+  std::string note;  // what limits it, or what it rests on; "" where there is nothing to say
   double ratio() const { return ceiling.has_value() && *ceiling != 0 ? value / *ceiling : 0; }
 };
 

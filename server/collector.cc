@@ -273,6 +273,8 @@ void Collector::Close() {
     round.wait.offers = offers_seen_;
     round.wait.unused_grants = unused_grants_;
     if (stragglers_.late() == aggregation::Late::kSupplement) late = machine_->Awaited();
+  } else if (spec_.kind() == v1::EVALUATE) {
+    stragglers_.EndEvaluation(*machine_, loop_->Now() - started_);
   }
   const uint64_t number = spec_.round();
   callbacks_.closed(std::move(round));

@@ -216,6 +216,9 @@ class Collector final : public FrontDoorHandler, public TierHandler {
 
   void Join(std::shared_ptr<Session> session);
   void Welcome(const std::string& id, Child& child);
+  uint64_t HeartbeatMillis() const {
+    return static_cast<uint64_t>(limits_.session_timeout_s * 1000 / 3);
+  }
   void Message(const std::shared_ptr<Session>& session, const v1::SessionRequest& message);
   void Report(const std::string& id, Child& child, const v1::Report& report);
   void End(const std::shared_ptr<Session>& session);

@@ -43,6 +43,9 @@ aggregation::RoundPlan Collector::PlanOf(const v1::RoundSpec& spec, uint32_t min
     plan.enough = std::max<uint64_t>(1, spec.minimum());
     plan.late = stragglers_.late();
     plan.max_staleness = stragglers_.max_staleness();
+  } else {
+    plan.soft_deadline = stragglers_.evaluation_deadline();
+    plan.within = stragglers_.evaluation_within();
   }
   return plan;
 }

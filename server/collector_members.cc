@@ -34,12 +34,13 @@ void Collector::Join(std::shared_ptr<Session> session) {
     return;
   }
   const v1::Join& join = session->join();
-  const auto refuse = [&](const std::string& reason) {
+  const auto refuse = [&](const std::string& reason, uint64_t retry_after_ms = 0) {
     spdlog::warn("{} \"{}\" from {} refused: {}",
                  join.role() == v1::CLIENT ? "client" : "aggregator", join.id(), session->peer(),
                  reason);
     auto response = std::make_shared<v1::SessionResponse>();
     response->mutable_refused()->set_reason(reason);
+    response->mutable_refused()->set_retry_after_ms(retry_after_ms);
     session->Send(std::move(response));
     session->Finish();
   };
@@ -55,8 +56,11 @@ void Collector::Join(std::shared_ptr<Session> session) {
   const auto old = children_.find(join.id());
   if (old != children_.end()) {
     if (join.epoch() < old->second.epoch) {
+      // Epochs are times of the system's clock: it may have been set back, and the later life be
+      // dead, which its silence will show.
       refuse(absl::StrCat("a later life of \"", join.id(),
-                          "\" has joined already; give each client its own id"));
+                          "\" has joined already; give each client its own id"),
+             HeartbeatMillis());
       return;
     }
     // The newer session wins. The same life reconnecting needs no word on its dead stream.
@@ -92,7 +96,7 @@ void Collector::Welcome(const std::string& id, Child& child) {
   joined->set_run(run_);
   *joined->mutable_layout() = layout_->ToProto();
   joined->set_layout_hash(layout_->hash());
-  joined->set_heartbeat_ms(static_cast<uint64_t>(limits_.session_timeout_s * 1000 / 3));
+  joined->set_heartbeat_ms(HeartbeatMillis());
   joined->set_committed_round(last_round_);
   // What fits into its stream's window is here before anybody could be told to wait.
   if (!child.aggregator) joined->set_offer_above_bytes(limits_.stream_window_bytes);

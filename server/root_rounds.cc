@@ -67,6 +67,10 @@ void Root::RoundClosed(CollectedRound round) {
   if (ending()) return;
   if (spec_.kind() == v1::EVALUATE) {
     report_.evaluation = MetricMeans(round.metrics);
+    report_.evaluation_clients = round.result.clients;
+    for (const v1::MetricSum& sum : round.metrics) {
+      report_.evaluation_examples[sum.name()] = sum.weight();
+    }
     report_.collected.bytes.AddModels(round.bytes);
     collector_->Finish(true, true, "");
     RoundOver();

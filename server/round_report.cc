@@ -87,7 +87,11 @@ std::string ToJson(const RoundReport& r) {
   json["published_sha256"] = r.published_sha256;
   json["metrics"] =
       r.metrics.empty() ? nlohmann::ordered_json::object() : nlohmann::ordered_json(r.metrics);
-  if (!r.evaluation.empty()) json["evaluation"] = r.evaluation;
+  if (!r.evaluation.empty()) {
+    json["evaluation"] = r.evaluation;
+    json["evaluation_examples"] = r.evaluation_examples;
+    json["evaluation_clients"] = r.evaluation_clients;
+  }
   if (!r.root_evaluation.empty()) json["root_evaluation"] = r.root_evaluation;
   if (!r.root_evaluation_failed.empty()) json["root_evaluation_failed"] = r.root_evaluation_failed;
   // Ids are a peer's bytes: what is not UTF-8 must not throw here.

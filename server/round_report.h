@@ -34,6 +34,8 @@ struct RoundReport {
   // Of this node's clients; at the root of all that were ever in.
   aggregation::ParticipationSummary participation;
   std::map<std::string, double> evaluation;  // of the model after this round; empty: not evaluated
+  std::map<std::string, uint64_t> evaluation_examples;  // so many each of these is the mean over
+  uint64_t evaluation_clients = 0;                      // who evaluated it
   // The same by the root's evaluator (server/evaluator.h), or why there is none, where it was
   // asked.
   std::map<std::string, double> root_evaluation;

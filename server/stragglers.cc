@@ -61,7 +61,7 @@ void Stragglers::BeginRound(const v1::RoundSpec& spec) {
     options.quantile = policy_.quantile();
     options.margin = policy_.margin();
     options.participation = policy_.participation();
-    adaptive_ = aggregation::AdaptiveDeadline(options);
+    adaptive_ = evaluations_ = aggregation::AdaptiveDeadline(options);
     late_ = policy_.late() == "carry"        ? aggregation::Late::kCarry
             : policy_.late() == "supplement" ? aggregation::Late::kSupplement
                                              : aggregation::Late::kDrop;
@@ -144,6 +144,18 @@ WaitReport Stragglers::EndRound(const aggregation::RoundMachine& machine, absl::
   }
   report.degraded = pace_.Degraded();
   return report;
+}
+
+void Stragglers::EndEvaluation(const aggregation::RoundMachine& machine, absl::Duration elapsed) {
+  const ClosedBy why = machine.Result().closed_by;
+  if (why == ClosedBy::kTold) return;
+  std::vector<absl::Duration> times;
+  for (const aggregation::MemberTime& member : machine.Times()) {
+    if (member.answer == Answer::kAccepted) times.push_back(member.took);
+    if (member.answer != Answer::kAwaited) continue;
+    times.push_back(why == ClosedBy::kDeadline ? absl::InfiniteDuration() : elapsed);
+  }
+  evaluations_.Observe(times);
 }
 
 }  // namespace tributary::server

@@ -59,6 +59,12 @@ class Stragglers {
   // The round has closed: learns from its times, and names in the log who became slow or well.
   WaitReport EndRound(const aggregation::RoundMachine& machine, absl::Duration elapsed);
 
+  // Evaluations have a soft deadline of their own, learnt from themselves: what is slow there must
+  // not hold up the next round. Adaptive as rounds are, and where there are none (asynchronous).
+  absl::Duration evaluation_deadline() const { return evaluations_.Next(); }
+  aggregation::WithinRound evaluation_within() const { return evaluations_.Within(); }
+  void EndEvaluation(const aggregation::RoundMachine& machine, absl::Duration elapsed);
+
  private:
   struct Mark {
     absl::Duration task, offer;
@@ -69,6 +75,8 @@ class Stragglers {
   uint64_t max_staleness_ = 0;
   absl::Duration deadline_;
   aggregation::AdaptiveDeadline adaptive_{{}};
+  aggregation::AdaptiveDeadline evaluations_{
+      {.adaptive = true, .ceiling = absl::InfiniteDuration()}};
   aggregation::PaceTracker pace_{{}};
   aggregation::Participation participation_;      // of this node's clients
   absl::flat_hash_map<std::string, Mark> marks_;  // of this round

@@ -64,6 +64,13 @@ void Arm::OnSimEvent(uint64_t a, uint64_t b) {
       return Whole(index, b);
     case Kind::kDied:
       return Died(index, b);
+    case Kind::kEmpty: {
+      Rack& rack = *racks_[index];
+      if (rack.round == b && !rack.finished && !rack.machine->closed()) {
+        RackAct(rack, rack.machine->CloseNow(now()));
+      }
+      return;
+    }
     case Kind::kStarts:
       if (racks_[index]->round == b) PartialStarts(index);
       return;
@@ -71,6 +78,8 @@ void Arm::OnSimEvent(uint64_t a, uint64_t b) {
       return PartialArrives(index, b);
     case Kind::kNext:
       return Committed(b != 0);
+    case Kind::kBegin:
+      return BeginRound();
   }
 }
 

@@ -59,6 +59,7 @@ class Arm final : public transport::SimHandler {
   void Committed(bool success);
   void PartialStarts(uint32_t rack);
   void PartialArrives(uint32_t rack, uint64_t round);
+  bool EnoughPresent();
 
   // racks.cc
   void BuildRacks();
@@ -74,7 +75,18 @@ class Arm final : public transport::SimHandler {
              aggregation::AdaptiveDeadline* deadline, aggregation::PaceTracker* pace) const;
   void ArmTimer(Tier& tier, uint64_t which);
 
-  enum class Kind : uint8_t { kTimer = 1, kModel, kOffer, kWhole, kDied, kStarts, kArrives, kNext };
+  enum class Kind : uint8_t {
+    kTimer = 1,
+    kModel,
+    kOffer,
+    kWhole,
+    kDied,
+    kEmpty,  // the rack's grace for clients on their way back is over
+    kStarts,
+    kArrives,
+    kNext,
+    kBegin
+  };
   void After(double seconds, Kind kind, uint64_t a, uint64_t b);
   absl::Duration now() const { return core_.now(); }
   double now_s() const { return absl::ToDoubleSeconds(core_.now()); }
@@ -89,6 +101,7 @@ class Arm final : public transport::SimHandler {
   std::unique_ptr<Tier> root_;
   uint64_t round_ = 0;
   absl::Duration round_started_;
+  double waited_s_ = 0;  // for clients to come, before the round that is to begin
   uint64_t update_bytes_, partial_bytes_, model_bytes_;
 };
 

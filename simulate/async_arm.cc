@@ -70,9 +70,7 @@ ArmResult AsyncArm::Run() {
   for (size_t r = 0; r + 1 < nodes_.size(); ++r) {
     Node& rack = *nodes_[r];
     root.machine.Joined({.id = rack.id, .aggregator = true, .epoch = 1}, now());
-    for (uint32_t c = rack.first; c < rack.end; ++c) {
-      rack.machine.Joined({.id = population_.traits(c).id, .epoch = 1}, now());
-    }
+    for (uint32_t c = rack.first; c < rack.end; ++c) After(0, Kind::kBack, c, 0);
   }
   Open(root, 0);
   while (!done_ && core_.Step()) {
@@ -155,6 +153,7 @@ void AsyncArm::StartClient(Node& rack, uint32_t c) {
   ++client.task;
   client.base = rack.version;
   client.ticket = 0;
+  if (!population_.Available(c, now())) return After(0, Kind::kAway, c, client.task);
   ++result_.asked;
   const double bytes = static_cast<double>(ModelBytes(config_));
   rack.egress_free =
@@ -267,7 +266,17 @@ void AsyncArm::OnSimEvent(uint64_t a, uint64_t b) {
       // Back after as long as a training takes.
       return After(config_.clients.train_s, Kind::kBack, index, b);
     }
+    case Kind::kAway: {
+      if (!current(b)) return;
+      Node& rack = *nodes_[clients_[index].rack];
+      const uint64_t epoch = clients_[index].epoch++;
+      After(population_.look_again_s(), Kind::kBack, index, b);
+      return Act(rack, rack.machine.Left(population_.traits(index).id, epoch, now()));
+    }
     case Kind::kBack: {
+      if (!population_.Available(index, now())) {
+        return After(population_.look_again_s(), Kind::kBack, index, b);
+      }
       Node& rack = *nodes_[clients_[index].rack];
       return Act(rack,
                  rack.machine.Joined(

@@ -38,6 +38,7 @@ class AsyncArm final : public transport::SimHandler {
     kOffer,
     kWhole,
     kDied,
+    kAway,  // it has a task, and is not there
     kBack,
     kCollect,
     kBuffered,

@@ -44,7 +44,7 @@ ClientPopulation::ClientPopulation(const ClientModel& model, uint64_t seed, uint
                                         (slow ? model.slow_factor : 1));
     t.rate_factor = static_cast<float>(std::exp(model.rate_sigma * NormalFrom(b[0], b[1])) /
                                        (slow ? model.slow_factor : 1));
-    t.hour = static_cast<float>(Uniform(b[2]));
+    t.hour = static_cast<float>(Uniform(b[2]) * model.diurnal_spread);
   }
 }
 
@@ -57,13 +57,22 @@ double ClientPopulation::upload_s(uint32_t client) const {
   return update_bytes_ / (model_.up_bytes_per_s * static_cast<double>(traits_[client].rate_factor));
 }
 
-bool ClientPopulation::Available(uint32_t client, uint64_t round, absl::Duration now) const {
+bool ClientPopulation::Available(uint32_t client, absl::Duration now) const {
   if (model_.diurnal_amplitude == 0) return true;
   const double day = absl::ToDoubleSeconds(now) / model_.diurnal_period_s +
                      static_cast<double>(traits_[client].hour);
   const double chance =
       1 - model_.diurnal_amplitude * (1 + std::sin(2 * std::numbers::pi * day)) / 2;
-  return Uniform(Draws(seed_, client, round, kPresence)[0]) < chance;
+  const auto hour =
+      static_cast<uint64_t>(24 * absl::ToDoubleSeconds(now) / model_.diurnal_period_s);
+  return Uniform(Draws(seed_, client, hour, kPresence)[0]) < chance;
+}
+
+uint64_t ClientPopulation::Present(absl::Duration now) const {
+  if (model_.diurnal_amplitude == 0) return traits_.size();
+  uint64_t present = 0;
+  for (uint32_t c = 0; c < traits_.size(); ++c) present += Available(c, now) ? 1 : 0;
+  return present;
 }
 
 ClientRound ClientPopulation::Draw(uint32_t client, uint64_t round) const {

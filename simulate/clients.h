@@ -34,7 +34,10 @@ class ClientPopulation {
   double download_s(uint32_t client) const;  // the model at its own rate, and a way
   double upload_s(uint32_t client) const;    // the update at its own rate
   double latency_s() const { return model_.latency_s; }
-  bool Available(uint32_t client, uint64_t round, absl::Duration now) const;
+  // Drawn anew each hour, the 24th part of a day: who is away stays away for a while.
+  bool Available(uint32_t client, absl::Duration now) const;
+  uint64_t Present(absl::Duration now) const;                           // so many are available
+  double look_again_s() const { return model_.diurnal_period_s / 96; }  // a quarter of an hour
   ClientRound Draw(uint32_t client, uint64_t round) const;
 
  private:

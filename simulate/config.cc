@@ -48,6 +48,7 @@ void ReadClients(TomlReader& toml, ClientModel* c) {
   ReadIn(toml, s, "dropout", &c->dropout, 0, 1);
   ReadIn(toml, s, "diurnal_amplitude", &c->diurnal_amplitude, 0, 1);
   ReadIn(toml, s, "diurnal_period_s", &c->diurnal_period_s, 1, 1e9);
+  ReadIn(toml, s, "diurnal_spread", &c->diurnal_spread, 0, 1);
   ReadScaled(toml, s, "up_mbit", 1.25e5, &c->up_bytes_per_s, 1e-3, 1e6);
   ReadScaled(toml, s, "down_mbit", 1.25e5, &c->down_bytes_per_s, 1e-3, 1e6);
   ReadIn(toml, s, "rate_sigma", &c->rate_sigma, 0, 5);

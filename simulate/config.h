@@ -22,7 +22,8 @@ struct ClientModel {             // [clients]
   double slow_factor = 10;       // so many times slower to train and to send
   double dropout = 0;            // chance that a client dies in a round, at a uniform moment of it
   double diurnal_amplitude = 0;  // availability is 1 - amplitude * (1 + sin) / 2 over a day,
-  double diurnal_period_s = 86400;   // each client at its own hour
+  double diurnal_period_s = 86400;   // each client at its own hour: evenly over this share of the
+  double diurnal_spread = 0.25;      // day; 0: one hour for all, 1: round the clock
   double up_bytes_per_s = 1.25e6;    // up_mbit = 10
   double down_bytes_per_s = 6.25e6;  // down_mbit = 50
   double rate_sigma = 0.5;           // log-normal, between clients

@@ -61,7 +61,7 @@ void Arm::BeginRack(uint32_t index, uint64_t round) {
   std::vector<aggregation::RoundMachine::Member> members;
   members.reserve(rack.end - rack.first);
   for (uint32_t c = rack.first; c < rack.end; ++c) {
-    if (!population_.Available(c, round, now())) continue;
+    if (!population_.Available(c, now())) continue;
     const std::string& id = population_.traits(c).id;
     members.push_back({.id = id,
                        .epoch = clients_[c].epoch,
@@ -69,6 +69,8 @@ void Arm::BeginRack(uint32_t index, uint64_t round) {
                        .owes = clients_[c].owes,
                        .settled = true});  // clients do not move between racks here
   }
+  // After a restart clients may be on their way back; a rack that stays empty holds nobody up.
+  if (members.empty()) After(config_.rejoin_grace_s, Kind::kEmpty, index, round);
   RackAct(rack, rack.machine->Begin(members, now()));
   const auto held = std::move(rack.held);
   rack.held.clear();

@@ -73,9 +73,10 @@ std::string Assumptions(const Config& c) {
   line(
       absl::StrFormat("%.3g %% of the clients %.3g times slower in training and sending; %.3g %% "
                       "die in each round and are back for the next; availability falls by %.3g %% "
-                      "over a day of %.3g s",
+                      "over a day of %.3g s, clients' hours within %.3g %% of it",
                       100 * c.clients.slow_share, c.clients.slow_factor, 100 * c.clients.dropout,
-                      100 * c.clients.diurnal_amplitude, c.clients.diurnal_period_s));
+                      100 * c.clients.diurnal_amplitude, c.clients.diurnal_period_s,
+                      100 * c.clients.diurnal_spread));
   line(absl::StrFormat(
       "clients' links: %.3g Mbit/s up, %.3g down (median; sigma %.3g), %.3g ms; at "
       "a rack's door they queue for %.3g Gbit/s each way, as a fluid, without loss",

@@ -33,7 +33,24 @@ aggregation::RoundPlan Arm::BasePlan() const {
   return plan;
 }
 
+// As the root waits for [cohort] minimum clients before each round. Where they do not come within a
+// day, the run ends, and what is left of it has failed.
+bool Arm::EnoughPresent() {
+  if (population_.Present(now()) >= config_.minimum) {
+    waited_s_ = 0;
+    return true;
+  }
+  if (waited_s_ > config_.clients.diurnal_period_s) {
+    result_.failed += config_.rounds - round_;
+    return false;
+  }
+  waited_s_ += population_.look_again_s();
+  After(population_.look_again_s(), Kind::kBegin, 0, 0);
+  return false;
+}
+
 void Arm::BeginRound() {
+  if (!EnoughPresent()) return;
   ++round_;
   round_started_ = root_->started = now();
   aggregation::RoundPlan plan = BasePlan();

@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/clock.h"
-#include "base/hand_over.h"
 #include "base/status.h"
 #include "client/internal/channels.h"
 #include "client/internal/for_good.h"
@@ -19,12 +18,6 @@ constexpr absl::Duration kDefaultHeartbeat = absl::Seconds(5);  // where the agg
 constexpr absl::Duration kGoodbye = absl::Seconds(1);
 
 absl::Duration Now() { return RealClock().Monotonic(); }
-
-gpr_timespec After(absl::Duration wait) {
-  const int64_t ms = std::clamp<int64_t>(absl::ToInt64Milliseconds(wait + absl::Microseconds(999)),
-                                         0, int64_t{1000} * 3600 * 24 * 365);
-  return gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(ms, GPR_TIMESPAN));
-}
 
 }  // namespace
 
@@ -49,12 +42,9 @@ void Connection::Start() {
 }
 
 void Connection::SetTimer(absl::Duration after, void (Connection::*then)(uint64_t)) {
-  timer_ = std::make_unique<grpc::Alarm>();  // an earlier one is cancelled by this
-  timer_->Set(After(after),
-              HandedOver([weak = weak_from_this(), attempt = attempt_, then](bool expired) {
-                if (!expired) return;
-                if (const auto self = weak.lock()) (self.get()->*then)(attempt);
-              }));
+  timer_.Set(after, [weak = weak_from_this(), attempt = attempt_, then] {
+    if (const auto self = weak.lock()) (self.get()->*then)(attempt);
+  });
 }
 
 v1::SessionRequest Connection::JoinRequest() const {
@@ -285,7 +275,7 @@ void Connection::End(absl::Status status) {
     std::lock_guard lock(mu_);
     if (state_ == State::kClosed) return;
     state_ = State::kClosed;
-    timer_ = nullptr;
+    timer_.Cancel();
   }
   mailbox_->PostEnd(std::move(status));
 }
@@ -300,7 +290,7 @@ void Connection::Close(const std::string& leave) {
     up = state_ == State::kUp;
     joined = stream_joined_;
     state_ = State::kClosed;
-    timer_ = nullptr;
+    timer_.Cancel();
     stream = stream_;
   }
   const auto ended = [this] { return !mailbox_->streams_open(); };

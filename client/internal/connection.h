@@ -1,5 +1,5 @@
 // Keeps a session with one of the endpoints: joins, sends heartbeats, reconnects, gives up. Runs on
-// gRPC's threads, so it goes on while Run's thread trains.
+// gRPC's threads and that of the timers, so it goes on while Run's thread trains.
 //
 //   Waiting --due--> Connecting --Joined--> Up --lost, GOING_AWAY, MoveOn--> Waiting
 //                    Connecting --failed, Refused with a time--> Waiting
@@ -16,7 +16,7 @@
 #include "client/internal/endpoint_rotation.h"
 #include "client/internal/mailbox.h"
 #include "client/internal/session_stream.h"
-#include "grpcpp/alarm.h"
+#include "client/internal/timer.h"
 
 namespace tributary::client::internal {
 
@@ -65,7 +65,7 @@ class Connection final : public SessionHandler, public std::enable_shared_from_t
   PhiloxStream spread_;
   std::shared_ptr<grpc::Channel> channel_;
   std::shared_ptr<SessionStream> stream_;
-  std::unique_ptr<grpc::Alarm> timer_;
+  Timer timer_;
   uint64_t attempt_ = 0;        // counts connection attempts; an old timer knows itself by it
   absl::Duration last_answer_;  // monotonic
   absl::Duration retry_after_;  // what the aggregator that sends us away asked for

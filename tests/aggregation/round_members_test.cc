@@ -202,6 +202,23 @@ TEST_F(Round, CountsTheClientsBehindEvaluationReports) {
   EXPECT_THAT(result.children, ElementsAre("a", "r"));
 }
 
+// The fourth of five (0.8) reports after three seconds: the fifth is waited for until the sixth.
+TEST_F(Round, LearnsFromEvaluationReportsHowLongAnEvaluationMayTake) {
+  RoundPlan plan = Plan();
+  plan.within = {.quantile = 0.8, .margin = 2, .floor = absl::Seconds(1), .least = 2};
+  Start(plan, {Client("a"), Client("b"), Client("c"), Client("d"), Client("slow")});
+  for (const char* id : {"a", "b", "c"}) machine_->Reported(id, 1, 1, At(1));
+  EXPECT_EQ(machine_->NextTimer(), At(60));
+  machine_->Reported("d", 1, 1, At(3));
+  EXPECT_EQ(machine_->NextTimer(), At(6));
+  EXPECT_THAT(Timer(6), ElementsAre("closed"));
+  const std::vector<MemberTime> times = machine_->Times();
+  ASSERT_EQ(times.size(), 5u);
+  EXPECT_EQ(times[0].took, absl::Seconds(1));
+  EXPECT_EQ(times[3].took, absl::Seconds(3));
+  EXPECT_EQ(times[4].answer, Answer::kAwaited);
+}
+
 TEST_F(Round, DropsTheUploadOfWhoDeclines) {
   Start(Plan(), {Client("a"), Client("b")});
   const uint64_t ticket = Admit("a");

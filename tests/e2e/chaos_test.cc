@@ -5,6 +5,9 @@
 #include <gmock/gmock.h>
 
 #include <csignal>
+#include <map>
+#include <string>
+#include <vector>
 
 #include "base/philox.h"
 #include "tests/e2e/recompute.h"
@@ -14,10 +17,47 @@ namespace {
 
 constexpr int kRounds = 20;
 constexpr int kClients = 6;
-constexpr int kFirstFull = 4;  // seeds from here on are those of the full tests
+constexpr int kFirstFull = 4;  // seeds from here on are those of the full tests,
+constexpr int kFull = 50;      // which are so many
 constexpr int kKills = 8;      // and stops: a schedule
 
 // ---- A schedule of kills and stops
+
+struct Step {
+  std::string victim;
+  int64_t after_ms = 0;  // the step before it
+  bool stop = false;     // SIGSTOP and SIGCONT; else kill -9 and a new start
+  int64_t for_ms = 0;    // until that
+};
+
+std::vector<Step> ScheduleOf(int seed) {
+  PhiloxStream random(SeededHash(static_cast<uint64_t>(seed), "chaos", "kills"));
+  const auto below = [&random](uint64_t n) { return static_cast<int64_t>(random.NextBelow(n)); };
+  std::vector<Step> steps(kKills);
+  for (Step& step : steps) {
+    const int64_t victim = below(kClients + 3);
+    step.victim = victim == 0   ? "global"
+                  : victim <= 2 ? absl::StrCat("rack-", victim - 1)
+                                : absl::StrCat("c", victim - 3);
+    step.after_ms = below(300);
+    step.stop = below(3) == 0;
+    const bool longer = step.stop && seed >= kFirstFull && below(2) == 0;
+    step.for_ms = below(!step.stop ? 200 : longer ? 4000 : 400);
+  }
+  return steps;
+}
+
+TEST(Schedules, OfTheFullTestsKillAndStopTheGlobalRacksAndClients) {
+  std::map<std::string, int> kinds;
+  for (int seed = kFirstFull; seed < kFirstFull + kFull; ++seed) {
+    for (const Step& step : ScheduleOf(seed)) {
+      ++kinds[absl::StrCat(step.stop ? "stop " : "kill ",
+                           step.victim[0] == 'c' ? "c" : step.victim)];
+    }
+  }
+  EXPECT_EQ(kinds.size(), 8u);
+  for (const auto& [kind, count] : kinds) EXPECT_GE(count, 10) << kind;
+}
 
 class Chaos : public ::testing::TestWithParam<int> {
  protected:
@@ -36,31 +76,24 @@ class Chaos : public ::testing::TestWithParam<int> {
   void StartClient(int i) {
     run_.Client(absl::StrCat("c", i), {racks_[i % 2], racks_[(i + 1) % 2]}, 40);
   }
-  // kill -9 and started again, or SIGSTOP and SIGCONT.
-  void Disturb(PhiloxStream* random) {
-    const auto victim = static_cast<int>(random->NextBelow(kClients + 3));
-    const std::string name = victim == 0   ? "global"
-                             : victim <= 2 ? absl::StrCat("rack-", victim - 1)
-                                           : absl::StrCat("c", victim - 3);
-    absl::SleepFor(absl::Milliseconds(static_cast<int64_t>(random->NextBelow(300))));
+  void Disturb(const Step& step) {
+    const std::string& name = step.victim;
+    absl::SleepFor(absl::Milliseconds(step.after_ms));
     if (!run_["global"].Running()) return;  // the run is over
-    if (random->NextBelow(3) == 0) {
-      const bool longer = GetParam() >= kFirstFull && random->NextBelow(2) == 0;
-      const auto ms = static_cast<int64_t>(random->NextBelow(longer ? 4000 : 400));
-      story_ += absl::StrCat(" ", name, "(stopped ", ms, " ms)");
+    if (step.stop) {
+      story_ += absl::StrCat(" ", name, "(stopped ", step.for_ms, " ms)");
       run_[name].Signal(SIGSTOP);
-      absl::SleepFor(absl::Milliseconds(ms));
+      absl::SleepFor(absl::Milliseconds(step.for_ms));
       run_[name].Signal(SIGCONT);
       return;
     }
     story_ += absl::StrCat(" ", name);
-    run_[name].Signal(SIGKILL);
-    ASSERT_TRUE(run_[name].Wait(kPatience).ok());
-    absl::SleepFor(absl::Milliseconds(static_cast<int64_t>(random->NextBelow(200))));
-    if (victim <= 2) {
-      run_.Serve(name);
+    run_.Kill(name);
+    absl::SleepFor(absl::Milliseconds(step.for_ms));
+    if (name[0] == 'c') {
+      StartClient(name[1] - '0');
     } else {
-      StartClient(victim - 3);
+      run_.Serve(name);
     }
   }
   Cluster run_;
@@ -70,10 +103,10 @@ class Chaos : public ::testing::TestWithParam<int> {
 };
 
 TEST_P(Chaos, EveryCommittedModelIsTheSumOfTheContributorsThatItNames) {
-  PhiloxStream random(SeededHash(static_cast<uint64_t>(GetParam()), "chaos", "kills"));
   Start();
   ASSERT_TRUE(run_.AwaitRounds(1)) << run_.Log("global");
-  for (int kill = 0; kill < kKills && run_["global"].Running(); ++kill) Disturb(&random);
+  for (const Step& step : ScheduleOf(GetParam())) Disturb(step);
+  EXPECT_NE(story_, "") << "the run was over before anything happened to it";
   EXPECT_EQ(run_.ExitCode("global"), 0) << "seed " << GetParam() << ", disturbed:" << story_ << "\n"
                                         << run_.Log("global");
   SCOPED_TRACE(absl::StrCat("seed ", GetParam(), ", disturbed:", story_));
@@ -82,7 +115,7 @@ TEST_P(Chaos, EveryCommittedModelIsTheSumOfTheContributorsThatItNames) {
 
 INSTANTIATE_TEST_SUITE_P(Seeds, Chaos, ::testing::Range(1, kFirstFull));
 // The same fifty times; only `./run test --full`.
-INSTANTIATE_TEST_SUITE_P(Full, Chaos, ::testing::Range(kFirstFull, kFirstFull + 50));
+INSTANTIATE_TEST_SUITE_P(Full, Chaos, ::testing::Range(kFirstFull, kFirstFull + kFull));
 
 }  // namespace
 }  // namespace tributary

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Three rounds of SCAFFOLD, of FedDyn and of HierFAVG in float64, from the papers' algorithms alone.
+"""Three rounds of SCAFFOLD, of FedDyn, of FedNova and of HierFAVG in float64, from the papers' algorithms alone.
 
     client_algorithms.py --check FILE   fails where the file is not what this program would write
     client_algorithms.py --write FILE   writes it
 
 SCAFFOLD: Karimireddy et al., ICML 2020, algorithm 1 with option II for the control variates.
 FedDyn: Acar et al., ICLR 2021, algorithm 1, its local problem solved as far as STEPS steps go.
+FedNova: Wang et al., NeurIPS 2020, equation 7 with momentum SGD, where each client does another number of steps.
 HierFAVG: Liu et al., ICC 2020, algorithm 1, with kappa_2 edge rounds between two of the cloud's.
 All averages are weighted by examples, as the objectives are. The clients are multinomial logistic
 regressions on a few made-up images; client 1 is away in round 2
@@ -45,9 +46,9 @@ def gradient(w, x, y):
     return np.concatenate([(error.T @ x).ravel(), error.sum(axis=0)])
 
 
-def momentum_norm(momentum):
-    """How many gradients' worth STEPS steps move by: 1 + m + m^2 + ... for each."""
-    return sum(sum(momentum ** k for k in range(STEPS - j)) for j in range(STEPS))
+def momentum_norm(momentum, steps=STEPS):
+    """How many gradients' worth so many steps move by: 1 + m + m^2 + ... for each."""
+    return sum(sum(momentum ** k for k in range(steps - j)) for j in range(steps))
 
 
 def written(values):
@@ -98,6 +99,29 @@ def feddyn():
     return out
 
 
+NOVA_STEPS = [5, 2, 3]
+
+
+def fednova(momentum):
+    x = base()
+    out = []
+    for present in PRESENT:
+        weight = sum(EXAMPLES[k] for k in present)
+        direction, steps = np.zeros_like(x), 0.0
+        for k in present:
+            images, labels = data(k)
+            y, v = x.copy(), np.zeros_like(x)
+            for _ in range(NOVA_STEPS[k]):
+                v = momentum * v + gradient(y, images, labels)
+                y = y - RATE * v
+            norm = momentum_norm(momentum, NOVA_STEPS[k])
+            direction += EXAMPLES[k] / weight * (y - x) / norm
+            steps += EXAMPLES[k] / weight * norm
+        x = x + steps * direction
+        out.append({"model": written(x)})
+    return out
+
+
 EDGES = [[0, 2], [1]]
 
 
@@ -132,6 +156,7 @@ def text():
     cases = [{"name": "scaffold", "momentum": 0.0, "rounds": scaffold(0.0)},
              {"name": "scaffold", "momentum": 0.5, "rounds": scaffold(0.5)},
              {"name": "feddyn", "momentum": 0.0, "rounds": feddyn()},
+             {"name": "fednova", "momentum": 0.5, "rounds": fednova(0.5)},
              {"name": "hierfavg", "kappa": 2, "rounds": hierfavg(2)},
              {"name": "hierfavg", "kappa": 3, "rounds": hierfavg(3)}]
     return json.dumps(cases, separators=(",", ":")) + "\n"

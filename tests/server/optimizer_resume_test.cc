@@ -21,7 +21,7 @@ std::string OneRound(TestNode& node, uint64_t epoch, uint64_t seed, size_t n) {
 }
 
 TEST(OptimizerResume, EndsInTheSameModelWhereTheRootIsRestartedAfterEachRound) {
-  for (const char* optimizer : {"fedavgm", "fedadam", "fedyogi"}) {
+  for (const char* optimizer : {"fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi"}) {
     TempDir dir;
     const std::string model = WriteTestModel(dir);
     std::vector<std::string> whole, restarted;

@@ -79,6 +79,60 @@ TEST_F(StragglersTest, TheFirstRoundDoesNotWaitForTheSilentEither) {
   EXPECT_EQ(report.collected.result.clients, 10u);
 }
 
+// The same of an evaluation: two of twelve train in time, and then never say what they think of it.
+TEST_F(StragglersTest, AnEvaluationDoesNotWaitForTheSilent) {
+  TestNode node(Config(1, 12, "", "deadline_s = 600\ndeadline_floor_s = 0.4", 1));
+  std::vector<std::unique_ptr<RawClient>> clients;
+  for (int i = 0; i < 12; ++i) {
+    clients.push_back(std::make_unique<RawClient>(node.endpoint(), absl::StrCat("c", i)));
+  }
+  for (auto& client : clients) {
+    client->AwaitTask();
+    EXPECT_EQ(client->Upload(EncodeTest(1), kExample).status(), v1::UploadResponse::ACCEPTED);
+  }
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_EQ(clients[i]->AwaitTask().spec().kind(), v1::EVALUATE);
+    v1::SessionRequest request;
+    v1::Report* report = request.mutable_report();
+    report->set_round(1);
+    report->set_kind(v1::EVALUATE);
+    report->set_contributors(1);
+    v1::MetricSum* metric = report->add_metrics();
+    metric->set_name("test_loss");
+    metric->set_sum(int64_t{3} << 30);
+    metric->set_weight(2);
+    clients[i]->Send(request);
+  }
+  // Else this test would last ten minutes.
+  const RoundReport report = node.Round(0);
+  EXPECT_TRUE(report.committed);
+  EXPECT_EQ(report.evaluation.at("test_loss"), 1.5);
+  EXPECT_EQ(report.evaluation_clients, 10u);
+  EXPECT_EQ(report.evaluation_examples.at("test_loss"), 20u);
+}
+
+// It sends half of its update, and is gone a moment before the round's end: its grace would last
+// for a minute more.
+TEST_F(StragglersTest, ASlowClientKilledJustBeforeTheCutOffDoesNotStopTheTimer) {
+  TestNode node(Config(1, 1, "", "deadline = \"fixed\"\ndeadline_s = 2\nrejoin_grace_s = 60"));
+  auto slow = std::make_unique<RawClient>(node.endpoint(), "slow");
+  const absl::Duration left =
+      absl::Milliseconds(static_cast<int64_t>(slow->AwaitTask().spec().deadline_ms()));
+  const absl::Time end = absl::Now() + left;
+  RawClient fast(node.endpoint(), "fast");
+  fast.AwaitTask();
+  EXPECT_EQ(fast.Upload(EncodeTest(1), kExample).status(), v1::UploadResponse::ACCEPTED);
+  absl::SleepFor(end - absl::Now() - absl::Milliseconds(100));
+  slow->UploadHalf(EncodeTest(2));
+  slow.reset();
+  const RoundReport report = node.Round(0);
+  EXPECT_TRUE(report.committed) << report.why_not;
+  EXPECT_EQ(report.collected.wait.closed_by, "deadline");
+  EXPECT_THAT(report.collected.result.contributors, testing::ElementsAre("fast"));
+  EXPECT_GE(report.collected.seconds, 1.9);
+  EXPECT_LT(report.collected.seconds, 10);  // a slow machine adds something
+}
+
 TEST_F(StragglersTest, CarriesALateUpdateIntoTheNextRoundAndTellsItsClientSo) {
   TestNode node(Config(3, 1, "", "deadline = \"fixed\"\nquorum = 0.5\nlate = \"carry\""));
   RawClient b(node.endpoint(), "b");

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <numbers>
 
 #include "simulate/arm.h"
 #include "simulate/async_arm.h"
@@ -119,10 +120,20 @@ TEST(SimulateModel, AvailabilityFollowsTheDay) {
   ClientModel model;
   model.count = 20000;
   model.diurnal_amplitude = 0.8;
-  const ClientPopulation population(model, 7, 1000, 1000);
-  int here = 0;
-  for (uint32_t c = 0; c < model.count; ++c) here += population.Available(c, 1, absl::Hours(5));
-  EXPECT_NEAR(here / 20000.0, 1 - 0.8 / 2, 0.021);  // over all hours
+  const auto share = [&model](double spread, absl::Duration at) {
+    model.diurnal_spread = spread;
+    const ClientPopulation population(model, 7, 1000, 1000);
+    return static_cast<double>(population.Present(at)) / 20000;
+  };
+  // 1 - 0.8 (1 + sin) / 2 at six hours, where the sine is 1, at eighteen, where it is -1, and at
+  // none; six standard deviations of each.
+  EXPECT_NEAR(share(0, absl::Hours(6)), 0.2, 0.017);
+  EXPECT_EQ(share(0, absl::Hours(18)), 1);
+  EXPECT_NEAR(share(0, absl::Hours(24)), 0.6, 0.021);
+  // Over a quarter of the day, from 0 h on: the mean of the sine is 2 / pi.
+  EXPECT_NEAR(share(0.25, absl::ZeroDuration()), 1 - 0.4 * (1 + 2 / std::numbers::pi), 0.021);
+  // Round the clock it is always the same.
+  for (const int hour : {0, 6, 18}) EXPECT_NEAR(share(1, absl::Hours(hour)), 0.6, 0.021) << hour;
 }
 
 // 10 % ten times slower and 5 % dying in each round.
@@ -165,6 +176,53 @@ TEST(SimulatePolicies, ACountIsReachedAndNotPassedByMuch) {
   const double per_round = static_cast<double>(counted.accepted) / 60;
   EXPECT_GE(per_round, 195);  // 200 wanted; a rack may run short of its share
   EXPECT_LE(per_round, 204);  // several folds may end at one instant
+}
+
+// Twenty rounds of 10 s are a day of 200 s: over it 1 - 0.9 / 2 of forty are there, in the mean.
+TEST(SimulatePolicies, WhoIsAwayAtItsHourIsNotAsked) {
+  Config c = Plain();
+  c.rounds = 20;
+  EXPECT_EQ(RunOf(c, "wait").asked, 800u);
+  c.clients.diurnal_amplitude = 0.9;
+  c.clients.diurnal_period_s = 200;
+  for (const double spread : {0.0, 0.25, 1.0}) {
+    c.clients.diurnal_spread = spread;
+    const ArmResult day = RunOf(c, "wait");
+    EXPECT_EQ(day.round_s.size(), 20u);
+    EXPECT_NEAR(static_cast<double>(day.asked), 800 * 0.55, 75) << spread;  // six deviations
+  }
+}
+
+// Four clients behind four racks, each there half of the time at first, and then less.
+TEST(SimulatePolicies, ARackWithNobodyIsNotWaitedForLongerThanItsGrace) {
+  Config c = Plain();
+  c.rounds = 40;
+  c.clients.count = 4;
+  c.clients.diurnal_amplitude = 1;
+  c.clients.diurnal_spread = 0;
+  c.clients.diurnal_period_s = 2400;
+  const ArmResult r = RunOf(c, "wait");
+  EXPECT_EQ(r.round_s.size(), 40u);
+  EXPECT_LT(r.asked, 120u);                      // of 160
+  EXPECT_THAT(r.round_s, Each(Near(10, 1e-3)));  // the grace of 5 s is over by then
+}
+
+// Eighty of a hundred are there in about a third of the day. It begins in the evening.
+TEST(SimulatePolicies, TheRootWaitsThroughTheNightForItsMinimum) {
+  Config c = Plain();
+  c.rounds = 3;
+  c.clients.count = 100;
+  c.minimum = 80;
+  c.clients.diurnal_amplitude = 1;
+  c.clients.diurnal_spread = 0;
+  c.clients.diurnal_period_s = 9600;
+  const ArmResult r = RunOf(c, "wait");
+  EXPECT_EQ(r.round_s.size() + r.failed, 3u);
+  EXPECT_GE(r.round_s.size(), 2u);
+  EXPECT_GT(r.virtual_s, 4800);  // the first half of this day is its night
+  c.clients.diurnal_spread = 1;  // there is always somebody away
+  c.minimum = 100;
+  EXPECT_EQ(RunOf(c, "wait").failed, 3u) << "nobody waits for ever";
 }
 
 TEST(SimulatePolicies, IncastHurtsTcpAndNotCredit) {
@@ -250,6 +308,25 @@ TEST(SimulateAsync, TheFastAreNotHeldUpByTheSlow) {
   const double rate = static_cast<double>(wait.accepted) / wait.virtual_s;
   EXPECT_NEAR(rate, 0.4, 0.01);
   EXPECT_GT(static_cast<double>(async.accepted) / async.virtual_s, 5 * rate);
+}
+
+// A day in which 55 of 100 are there in the mean makes about so many of the updates.
+TEST(SimulateAsync, WhoIsAwayAtItsHourTrainsNothing) {
+  Config c = Plain();
+  c.rounds = 200;
+  c.buffer = 8;
+  c.clients.round_sigma = 0.1;
+  const auto rate = [](const ArmResult& r) {
+    return static_cast<double>(r.accepted) / r.virtual_s;
+  };
+  const double all = rate(AsyncArm(c, "roce").Run());
+  EXPECT_NEAR(all, 4, 0.4);
+  c.clients.diurnal_amplitude = 0.9;
+  c.clients.diurnal_period_s = 200;
+  const ArmResult day = AsyncArm(c, "roce").Run();
+  EXPECT_THAT(day.round_s, SizeIs(200));
+  EXPECT_LT(rate(day), 0.8 * all);
+  EXPECT_GT(rate(day), 0.4 * all);
 }
 
 TEST(SimulateAsync, ConcurrencyBoundsWhoTrains) {

@@ -130,6 +130,29 @@ TEST(SimCore, IncastCostsTcpItsTimeoutsAndCreditNothing) {
   EXPECT_LT(credit, absl::Microseconds(8600));
 }
 
+// Three senders of one segment each into a buffer for one: the second waits for a time-out, the
+// third for that, which it shares with the second, and for a doubled one.
+TEST(SimCore, TimeoutsAreDoubledByHand) {
+  SimOptions options;
+  options.flow_control = SimFlowControl::kTcp;
+  SimCore core(options);
+  SimNodeOptions receiver = GigabytePerSecond();
+  receiver.switch_buffer_bytes = 1000;
+  const SimNode to = core.AddNode(receiver);
+  std::vector<Arrivals> got(3, Arrivals(core));
+  for (auto& each : got) {
+    core.Send(core.OpenFlow(core.AddNode(GigabytePerSecond()), to), 1000, &each, 1, 0);
+  }
+  core.Run();
+  // At the switch after 11 us; where there is room, with the receiver 11 us later.
+  const absl::Duration way = absl::Microseconds(11);
+  EXPECT_EQ(got[0].last, 2 * way);
+  EXPECT_EQ(got[1].last, way + absl::Milliseconds(200) + 2 * way);
+  EXPECT_EQ(got[2].last, 2 * way + absl::Milliseconds(200 + 400) + 2 * way);
+  EXPECT_EQ(core.stats().overflowed, 3u);
+  EXPECT_EQ(core.stats().retransmits, 3u);
+}
+
 TEST(SimCore, LostSegmentsAreSentAgainUntilAllHasArrived) {
   for (SimFlowControl control : {SimFlowControl::kTcp, SimFlowControl::kCredit}) {
     absl::Duration took;

@@ -1,6 +1,6 @@
-// SCAFFOLD and FedDyn through whole nodes, with LibTorch's training: three rounds are those of a
-// float64 reference (tests/reference/client_algorithms.py), the tree changes no bit, and neither do
-// restarts of the root and of the clients.
+// SCAFFOLD, FedDyn and FedNova through whole nodes, with LibTorch's training: three rounds are
+// those of a float64 reference (tests/reference/client_algorithms.py), the tree changes no bit, and
+// neither do restarts of the root and of the clients.
 #include <gmock/gmock.h>
 
 #include "aggregation/variates.h"
@@ -26,7 +26,8 @@ const std::vector<Algorithm>& Algorithms() {
   static const auto* all =
       new std::vector<Algorithm>{{"scaffold", 0, "scaffold = 1\npopulation_weight = 24\n"},
                                  {"scaffold", 0.5, "scaffold = 1\npopulation_weight = 24\n"},
-                                 {"feddyn", 0, "feddyn = 0.1\npopulation_weight = 24\n"}};
+                                 {"feddyn", 0, "feddyn = 0.1\npopulation_weight = 24\n"},
+                                 {"fednova", 0.5, "fednova = 1\n"}};
   return *all;
 }
 
@@ -56,7 +57,9 @@ class AlgorithmsTest : public testing::NodesTest {
 
 TEST_F(AlgorithmsTest, ThreeRoundsEqualFloat64ToOneMillionth) {
   nlohmann::json cases = testing::ThreeRounds("scaffold");
-  for (const auto& one : testing::ThreeRounds("feddyn")) cases.push_back(one);
+  for (const char* name : {"feddyn", "fednova"}) {
+    for (const auto& one : testing::ThreeRounds(name)) cases.push_back(one);
+  }
   ASSERT_EQ(cases.size(), Algorithms().size());
   for (size_t a = 0; a < cases.size(); ++a) {
     const Algorithm& algorithm = Algorithms()[a];
@@ -81,7 +84,7 @@ TEST_F(AlgorithmsTest, ThreeRoundsEqualFloat64ToOneMillionth) {
 }
 
 TEST_F(AlgorithmsTest, ThroughRacksItIsTheSameToTheBit) {
-  for (size_t a = 1; a < Algorithms().size(); ++a) {
+  for (size_t a = 0; a < Algorithms().size(); ++a) {
     const Algorithm& algorithm = Algorithms()[a];
     const std::vector<std::string> flat = RunFlat(algorithm, absl::StrCat("flat-", a));
     TestNode root(Root(algorithm, absl::StrCat("tiers-", a)));
@@ -96,7 +99,7 @@ TEST_F(AlgorithmsTest, ThroughRacksItIsTheSameToTheBit) {
 }
 
 TEST_F(AlgorithmsTest, RestartsOfTheRootAndOfTheClientsAfterEachRoundChangeNoBit) {
-  for (size_t a = 1; a < Algorithms().size(); ++a) {
+  for (size_t a = 0; a < Algorithms().size(); ++a) {
     const Algorithm& algorithm = Algorithms()[a];
     const std::vector<std::string> whole = RunFlat(algorithm, absl::StrCat("whole-", a));
     const std::string state = dir_ / absl::StrCat("state-", a);

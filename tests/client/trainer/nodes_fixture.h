@@ -24,7 +24,8 @@ using server::TestNode;
 
 inline constexpr int kClients = 3;
 inline constexpr size_t kExamples[kClients] = {12, 7, 5};
-inline constexpr uint64_t kAwayRound = 2;  // client 1 declines it
+inline constexpr uint64_t kAwayRound = 2;                  // client 1 declines it
+inline constexpr double kNovaSteps[kClients] = {5, 2, 3};  // full batches, under FedNova
 inline constexpr size_t kEvery = 61;
 
 // As in the reference.
@@ -75,7 +76,12 @@ class Watched final : public Trainer {
     base_ = task.base;
     layout_ = task.layout;
     if (client_ == 1 && task.spec.round() == kAwayRound) return absl::UnavailableError("away");
-    return inner_->Train(task, cancelled);
+    TrainTask own = task;
+    auto& values = *own.spec.mutable_hyperparameters();
+    if (values.contains("fednova") && values.at("fednova") > 0) {
+      values["local_epochs"] = kNovaSteps[client_];
+    }
+    return inner_->Train(own, cancelled);
   }
   absl::StatusOr<std::vector<v1::Metric>> Evaluate(const TrainTask& task) override {
     return inner_->Evaluate(task);
