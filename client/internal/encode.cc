@@ -11,6 +11,7 @@
 #include "aggregation/update.h"
 #include "base/philox.h"
 #include "base/status.h"
+#include "compression/agreed.h"
 #include "compression/codec.h"
 #include "compression/segment.h"
 
@@ -34,7 +35,7 @@ class ResultSource final : public aggregation::DeltaSource {
     if (how.estimate) residuals_->AddTo(tensor, delta, -1, Kept::kEstimate);
     if (how.momentum > 0) AddMomentum(tensor, how.momentum, delta);
     if (how.error_feedback) residuals_->AddTo(tensor, delta, how.decay);
-    if (how.codec->capabilities().id == compression::CodecId::kHq) {
+    if (compression::IsHq(*how.codec)) {
       for (const float v : delta) largest_ = std::max(largest_.value_or(0), std::abs(v));
     }
     return delta;
