@@ -45,7 +45,7 @@ void ReadClients(TomlReader& toml, ClientModel* c) {
   }
   ReadIn(toml, s, "slow_share", &c->slow_share, 0, 1);
   ReadIn(toml, s, "slow_factor", &c->slow_factor, 1, 1e4);
-  ReadIn(toml, s, "dropout", &c->dropout, 0, 1);
+  ReadIn(toml, s, "dropout", &c->dropout, 0, 0.99);
   ReadIn(toml, s, "diurnal_amplitude", &c->diurnal_amplitude, 0, 1);
   ReadIn(toml, s, "diurnal_period_s", &c->diurnal_period_s, 1, 1e9);
   ReadScaled(toml, s, "up_mbit", 1.25e5, &c->up_bytes_per_s, 1e-3, 1e6);
