@@ -29,9 +29,17 @@ const char* PaceMetricName(PaceMetric metric) {
   return kNames[static_cast<int>(metric)];
 }
 
+PaceTracker::Member* PaceTracker::Find(const std::string& id) {
+  const auto it = members_.find(id);
+  if (it != members_.end()) return &it->second;
+  return members_.size() < options_.most_members ? &members_[id] : nullptr;
+}
+
 void PaceTracker::Observe(const std::string& id, PaceMetric metric, double value) {
   if (!std::isfinite(value) || value < 0) return;
-  Member& member = members_[id];
+  Member* const found = Find(id);
+  if (found == nullptr) return;
+  Member& member = *found;
   Values& values = member.values[static_cast<int>(metric)];
   values.push_back(static_cast<float>(value));
   if (values.size() > options_.window) values.erase(values.begin());
@@ -43,7 +51,8 @@ void PaceTracker::Missed(const std::string& id, double seconds, bool at_deadline
   if (at_deadline || !median.has_value() || seconds > *median) {
     Observe(id, PaceMetric::kRound, seconds);
   }
-  if (at_deadline) members_[id].missed = true;
+  Member* const member = at_deadline ? Find(id) : nullptr;
+  if (member != nullptr) member->missed = true;
 }
 
 void PaceTracker::Forget(const std::string& id) { members_.erase(id); }

@@ -28,7 +28,8 @@ struct PaceOptions {
   double leave_peers = 1.8;    // and at most this times the peers'; between the two nothing changes
   uint32_t enter_rounds = 2;   // slow in so many rounds in a row: degraded
   uint32_t leave_rounds = 3;   // healthy in so many rounds in a row: restored
-  uint32_t forget_rounds = 256;       // a member that was not observed for so many is forgotten
+  uint32_t forget_rounds = 256;   // a member that was not observed for so many is forgotten
+  size_t most_members = 1 << 17;  // beyond, who is new is not looked at until some are forgotten
   double degraded_preference = 0.25;  // its chances in CohortKey's race
 };
 
@@ -78,6 +79,7 @@ class PaceTracker {
     uint32_t healthy_rounds = 0;
   };
 
+  Member* Find(const std::string& id);  // or a new one; null: there is no room
   double Now(const Values& values) const;
   double Past(const Member& member, PaceMetric metric) const;  // 0: not known
   std::string Why(const Member& member, double now, double past, double peers) const;

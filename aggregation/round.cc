@@ -42,6 +42,7 @@ std::vector<Action> RoundMachine::Joined(const Member& member, absl::Duration no
 }
 
 void RoundMachine::Enter(const Member& member, Actions* actions) {
+  if (Crowded() && !Knows(member.id)) return;
   const auto [it, fresh] = members_.try_emplace(member.id);
   State& state = it->second;
   if (!fresh && member.epoch < state.epoch) return;
@@ -61,6 +62,7 @@ void RoundMachine::Enter(const Member& member, Actions* actions) {
   state.aggregator = member.aggregator;
   state.present = true;
   state.settled = member.settled;
+  CountAway(state);
   StopGrace(*it);
   if (member.aggregator) CountClients();
   if (state.elsewhere) return;
@@ -142,7 +144,8 @@ void RoundMachine::AskNextInLine(Actions* actions) {
   }
 }
 
-std::vector<Action> RoundMachine::Left(const std::string& id, uint64_t epoch, absl::Duration now) {
+std::vector<Action> RoundMachine::Left(const std::string& id, uint64_t epoch, absl::Duration now,
+                                       bool for_good) {
   Actions actions;
   Advance(now, &actions);
   if (phase_ != Phase::kOpen) return actions;
@@ -154,9 +157,12 @@ std::vector<Action> RoundMachine::Left(const std::string& id, uint64_t epoch, ab
   if (!state.in_cohort) {
     line_.erase(std::pair(state.key, state.order));
     members_.erase(it);
-  } else if (IsPending(state.answer)) {
-    state.given_up_at = now_ + plan_.rejoin_grace;
-    StartGrace(*it);
+  } else {
+    CountAway(state);
+    if (IsPending(state.answer)) {
+      state.given_up_at = for_good ? now_ : now_ + plan_.rejoin_grace;
+      StartGrace(*it);
+    }
   }
   if (state_is_aggregator) ForgetWaiting(id);
   ResolveClaims(&actions);
@@ -176,6 +182,13 @@ void RoundMachine::SetAnswer(Entry& member, Answer answer) {
   if (IsPending(answer)) return;
   StopGrace(member);
   StopClaimWait(member);
+}
+
+// Whoever is counted elsewhere has been claimed, and there is a bound on those.
+void RoundMachine::CountAway(State& state) {
+  const bool away = !state.present && state.parts == 0 && !state.elsewhere;
+  away_ = away_ + away - state.away;
+  state.away = away;
 }
 
 void RoundMachine::Tell(Tally* tally, Answer from, Answer to) {

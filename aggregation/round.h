@@ -40,6 +40,12 @@ inline constexpr uint64_t kFewClaims = 1 << 16;
 inline constexpr uint64_t kMostClaims = 1 << 18;
 inline constexpr uint64_t kMostClaimsOfAll = 1 << 19;
 
+// Members that have gone from a round, with nothing of theirs in it: each is remembered until it
+// ends, for what is said of it then, and so that it is known when it comes back. While there are so
+// many, who has not been in the round yet sits it out: ids that come and go must not fill the
+// memory.
+inline constexpr uint64_t kMostAway = 1 << 16;
+
 struct RoundPlan {
   uint64_t round = 0;
   uint64_t seed = 0;
@@ -60,10 +66,14 @@ struct RoundPlan {
   // count): a round that would fail is better waited for, until `deadline`.
   absl::Duration soft_deadline = absl::InfiniteDuration();
   uint64_t enough = 1;
-  WithinRound within = {};                         // may bring the soft deadline forward
-  absl::Duration rejoin_grace = absl::Seconds(5);  // a member that left is awaited this long
+  WithinRound within = {};  // may bring the soft deadline forward
+  // A member that left without a word is awaited this long.
+  absl::Duration rejoin_grace = absl::Seconds(5);
   // How long a round that is about to close waits for the racks' second partial sums.
   absl::Duration last_call = absl::Seconds(1);
+  // Its sum goes to a parent, which takes a second one: so claims are heard when the first has
+  // closed, too.
+  bool reopens = false;
   uint64_t max_weight = 1 << 20;         // W_max of this node
   uint64_t max_client_weight = 1 << 20;  // of one update
   Late late = Late::kDrop;
@@ -74,9 +84,10 @@ enum class Verdict { kAdmit, kDuplicate, kStale, kReject };
 
 struct Admission {
   Verdict verdict = Verdict::kReject;
-  // UploadResponse.reason's word. kStale: "round". kReject: "session", "cohort", "weight", "full",
-  // "malformed" (an aggregator that names no clients), "duplicate_clients", "fenced" (its clients
-  // were given to another), "part" (not the next of its partial sums) or "unclaimed".
+  // UploadResponse.reason's word. kStale: "round". kReject: "session", "cohort", "weight", "full"
+  // (also of members: see kMostAway), "malformed" (an aggregator that names no clients),
+  // "duplicate_clients", "fenced" (its clients were given to another), "part" (not the next of its
+  // partial sums) or "unclaimed".
   std::string reason{};
   std::string message{};
   uint64_t ticket = 0;    // kAdmit: names this attempt in the calls that follow
@@ -177,13 +188,14 @@ class RoundMachine {
 
   // A member joined, or joined again. It gets the task unless its update is in. With a larger epoch
   // its upload in flight is aborted, and a refusal or decline of its former life is forgotten; with
-  // the same epoch both stand, and it gets the task only if it is still awaited. Older epochs and
-  // who is not in the cohort: ignored.
+  // the same epoch both stand, and it gets the task only if it is still awaited. Older epochs, who
+  // is not in the cohort, and where it is Crowded who is not known: ignored.
   std::vector<Action> Joined(const Member& member, absl::Duration now);
-  // Its session ended: awaited for rejoin_grace, then given up. An upload in flight may outlive the
-  // session and still count; only when it breaks off is the member given up. Another epoch than the
-  // current is ignored.
-  std::vector<Action> Left(const std::string& id, uint64_t epoch, absl::Duration now);
+  // Its session ended: awaited for rejoin_grace, then given up; `for_good` (it has said that it
+  // leaves): at once. An upload in flight may outlive the session and still count; only when it
+  // breaks off is the member given up. Another epoch than the current is ignored.
+  std::vector<Action> Left(const std::string& id, uint64_t epoch, absl::Duration now,
+                           bool for_good = false);
 
   // An upload or a partial sum wants in. `clients`: ids behind it, for an aggregator; empty for a
   // client. An admitted one holds its weight and clients until Aborted, Refused or the close. Any
@@ -219,6 +231,8 @@ class RoundMachine {
   // is counted already. Else the claim waits. Answers come as kClaims, now or after a later event.
   // Refused, at once and without a trace, is what passes the bounds on claims (kMostClaims) or on
   // ids. A round whose quorum is everybody does not close by answers before granted ones are done.
+  // Once it has closed, only one that Reopens hears of them: whose sum is not in by then will not
+  // be in its first sum any more, and is not waited for.
   std::vector<Action> Claim(const std::string& id, uint64_t epoch, const ClaimRequest& request,
                             absl::Duration now);
   // How many clients an aggregator has now. One that began anew, or is away, and has none is not
@@ -252,6 +266,8 @@ class RoundMachine {
   bool Blank() const { return first_members_ == 0; }
   // Whether it has been a member in this round.
   bool Knows(const std::string& id) const { return members_.contains(id); }
+  // Whether it takes in nobody whom it does not know: see kMostAway. Their offers are refused.
+  bool Crowded() const { return away_ >= kMostAway; }
 
   // Time has come (or passed) NextTimer().
   std::vector<Action> Timer(absl::Duration now);
@@ -303,6 +319,7 @@ class RoundMachine {
     bool elsewhere = false;   // counted under another aggregator
     bool fenced = false;      // its life may not offer in this round any more
     bool blank = false;       // counts nobody without a claim
+    bool away = false;        // has no session, and nothing in: counted in away_
     bool supplement = false;  // has, or may have, a second partial sum
     uint32_t parts = 0;       // of its partial sums that are in, or are being folded
     uint32_t parts_at[kMostParts] = {};  // of these, in each sum of this node
@@ -348,6 +365,10 @@ class RoundMachine {
   }
   static void Tell(Tally* tally, Answer from, Answer to);
   void MoveInto(Entry& member, bool unclaimed);  // from outside_ to asked_, or back
+  bool HearsClaims() const {
+    const bool opens_again = plan_.reopens && part_ + 1 < kMostParts && now_ < deadline_at_;
+    return phase_ == Phase::kOpen || (phase_ != Phase::kIdle && opens_again);
+  }
   void ResolveClaims(Actions* actions);
   Ruling Judge(const std::string& client, Entry& claimer, Actions* actions);
   void Fence(Entry& member, Actions* actions);
@@ -370,9 +391,10 @@ class RoundMachine {
   Answer Fallback(const State& state) const {  // of an attempt that came to nothing
     return state.parts > 0 ? Answer::kAccepted : Answer::kAwaited;
   }
-  // Whose answers close the round.
+  // Whose updates close the round.
   const Tally& Awaiting() const { return asked_.members > 0 ? asked_ : carriers_; }
   void SetAnswer(Entry& member, Answer answer);
+  void CountAway(State& state);  // after what makes it so, or ends it
   void StartGrace(Entry& member);
   void StopGrace(Entry& member);
   void Release(uint64_t ticket);  // frees what an attempt holds
@@ -417,6 +439,7 @@ class RoundMachine {
   std::map<std::pair<double, uint64_t>, Entry*> line_;  // by (key, order): present, not asked yet
   std::map<std::string, uint64_t> rejected_;
   uint64_t orders_ = 0;
+  uint64_t away_ = 0;
   uint64_t next_ticket_ = 1;
   uint64_t late_ = 0;
   bool had_members_ = false;  // somebody to wait for, or to know that there is nobody

@@ -21,14 +21,14 @@ std::vector<Action> RoundMachine::Claim(const std::string& id, uint64_t epoch,
   Actions actions;
   Advance(now, &actions);
   const auto it = members_.find(id);
-  if (phase_ != Phase::kOpen || it == members_.end()) return actions;
+  if (!HearsClaims() || it == members_.end()) return actions;
   State& state = it->second;
   if (!state.aggregator || state.epoch != epoch || !state.present || state.fenced) return actions;
   state.done = std::clamp(request.done, state.done, std::max(state.done, state.granted));
   state.blank = state.blank || request.blank;
   const bool was_open = state.supplement;
   state.supplement = request.open && state.parts < kMostParts;
-  if (called_ && state.supplement && !was_open) {
+  if (open() && called_ && state.supplement && !was_open) {
     actions.push_back({.kind = Action::Kind::kCollect, .member = id});
   }
   Action refusal{.kind = Action::Kind::kClaims, .member = id};
@@ -64,7 +64,7 @@ uint64_t RoundMachine::MostClaims() const {
 }
 
 void RoundMachine::ResolveClaims(Actions* actions) {
-  if (phase_ != Phase::kOpen || waiting_.empty()) return;
+  if (!HearsClaims() || waiting_.empty()) return;
   std::map<std::string, Action> answers;  // by claimer
   for (auto it = waiting_.begin(); it != waiting_.end();) {
     const auto& [client, claimer] = it->first;
@@ -106,10 +106,10 @@ RoundMachine::Ruling RoundMachine::Judge(const std::string& client, Entry& claim
     if (holder->second.present) return Ruling::kWaits;
   }
   // Whose sum is not in yet may have it in it; one that has had no clients does not, nor one that
-  // would have claimed it.
+  // would have claimed it, nor any that comes too late.
   const auto may_count = [&](const Entry* other) {
-    return other != &claimer && other->second.parts == 0 && !other->second.blank &&
-           !other->second.fenced && IsPending(other->second.answer);
+    return open() && !other->second.left_out && other != &claimer && other->second.parts == 0 &&
+           !other->second.blank && !other->second.fenced && IsPending(other->second.answer);
   };
   for (const Entry* other : aggregators_) {
     const State& state = other->second;
@@ -268,6 +268,7 @@ std::vector<Action> RoundMachine::Claimed(const std::string& id, bool late, absl
     // Where it was counted is gone: a life of the parent's that did not commit.
     State& state = it->second;
     state.elsewhere = false;
+    CountAway(state);
     if (!state.in_cohort) {
       state.in_cohort = state.newcomer = state.unclaimed = true;
       state.since = now_;
@@ -340,6 +341,7 @@ std::vector<Action> RoundMachine::Elsewhere(const std::string& id, absl::Duratio
   if (fresh) it->second.order = ++orders_;
   if (it->second.parts == 0) {
     it->second.elsewhere = true;
+    CountAway(it->second);
     had_members_ = true;  // and need not be waited for, if it is all that there are
     if (it->second.ticket != 0) AbortAttempt(it->second.ticket, &actions);
     if (phase_ == Phase::kOpen && IsPending(it->second.answer)) SetAnswer(*it, Answer::kDeclined);

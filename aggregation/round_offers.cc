@@ -78,6 +78,11 @@ Admission RoundMachine::Offer(const std::string& id, uint64_t epoch, uint64_t ro
 std::optional<Admission> RoundMachine::CheckSession(const std::string& id, uint64_t epoch,
                                                     absl::Duration now) {
   const auto it = members_.find(id);
+  if (it == members_.end() && Crowded()) {
+    return Reject("full", absl::StrCat("\"", id, "\" is new to round ", plan_.round, ", which ",
+                                       away_, " members have left, as many as it remembers; wait ",
+                                       "for the next task"));
+  }
   if (it == members_.end()) {
     return Reject("session", absl::StrCat("\"", id, "\" has not joined; join first"));
   }
@@ -249,6 +254,7 @@ bool RoundMachine::Commit(uint64_t ticket) {
   state.ticket = 0;  // the member's next partial sum may come before this one is folded
   ++state.parts;
   ++state.parts_at[part_];
+  CountAway(state);
   if (state.parts > 1) state.supplement = false;
   SetAnswer(*attempt.member, Answer::kFolding);
   return true;
@@ -313,6 +319,7 @@ std::vector<Action> RoundMachine::Reported(const std::string& id, uint64_t epoch
       clients > 0 &&
       (state.aggregator || claims_.try_emplace(id, Holder{.member = &*it, .counted = true}).second);
   if (counts) state.parts = state.parts_at[0] = 1;
+  CountAway(state);
   if (counts) {
     const uint64_t count = state.aggregator ? clients : 1;
     held_clients_ = AddSaturating(held_clients_, count);

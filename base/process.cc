@@ -12,7 +12,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstddef>
@@ -25,6 +24,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/deadline.h"
 
 namespace tributary {
 
@@ -102,12 +102,10 @@ absl::StatusOr<int> Process::Wait(absl::Duration limit) {
   const int fd = static_cast<int>(syscall(SYS_pidfd_open, pid_, 0));
   if (fd < 0) return absl::InternalError(absl::StrCat("pidfd_open: ", strerror(errno)));
   pollfd entry = {.fd = fd, .events = POLLIN, .revents = 0};
-  const absl::Time deadline = absl::Now() + limit;
+  const Deadline deadline = Deadline::After(limit);
   int ready = 0;
   do {
-    const int64_t left =
-        absl::ToInt64Milliseconds(std::max(deadline - absl::Now(), absl::ZeroDuration()));
-    ready = poll(&entry, 1, static_cast<int>(std::min<int64_t>(left, 1 << 30)));
+    ready = poll(&entry, 1, deadline.PollMillis());
   } while (ready < 0 && errno == EINTR);
   close(fd);
   if (ready == 0) return absl::DeadlineExceededError(absl::StrCat("process ", pid_, " still runs"));

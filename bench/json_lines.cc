@@ -4,19 +4,16 @@
 #include <poll.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
-#include <cstdint>
 #include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/status.h"
 
 namespace tributary::bench {
 
-absl::StatusOr<nlohmann::json> JsonLines::Next(absl::Time limit) {
+absl::StatusOr<nlohmann::json> JsonLines::Next(Deadline limit) {
   while (true) {
     for (size_t end = text_.find('\n'); end != std::string::npos; end = text_.find('\n')) {
       auto line = nlohmann::json::parse(text_.substr(0, end), nullptr, false);
@@ -33,14 +30,12 @@ std::vector<nlohmann::json> JsonLines::Rest() {
   return lines;
 }
 
-absl::Status JsonLines::Read(absl::Time limit) {
+absl::Status JsonLines::Read(Deadline limit) {
   pollfd entry = {.fd = fd_, .events = POLLIN, .revents = 0};
   int ready = 0;
   do {
-    const absl::Duration left =
-        std::clamp(limit - absl::Now(), absl::ZeroDuration(), absl::Hours(24));
-    ready = poll(&entry, 1, static_cast<int>(absl::ToInt64Milliseconds(left)));
-  } while ((ready < 0 && errno == EINTR) || (ready == 0 && absl::Now() < limit));
+    ready = poll(&entry, 1, limit.PollMillis());
+  } while ((ready < 0 && errno == EINTR) || (ready == 0 && !limit.Expired()));
   if (ready == 0) return absl::DeadlineExceededError("no further line has come");
   char buffer[4096];
   const ssize_t n = ready < 0 ? -1 : read(fd_, buffer, sizeof(buffer));

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
+#include "base/deadline.h"
 
 namespace tributary::bench {
 
@@ -16,12 +16,12 @@ class JsonLines {
   explicit JsonLines(int fd) : fd_(fd) {}
   // Waits for the next. DEADLINE_EXCEEDED where it does not come by then (one that is there already
   // is returned in any case), OUT_OF_RANGE where the writer has ended.
-  absl::StatusOr<nlohmann::json> Next(absl::Time limit = absl::InfiniteFuture());
+  absl::StatusOr<nlohmann::json> Next(Deadline limit = Deadline::Infinite());
   // All that come until the writer ends.
   std::vector<nlohmann::json> Rest();
 
  private:
-  absl::Status Read(absl::Time limit);
+  absl::Status Read(Deadline limit);
 
   int fd_;
   std::string text_;  // not yet returned

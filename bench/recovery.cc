@@ -3,6 +3,7 @@
 #include "bench/recovery.h"
 
 #include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
@@ -14,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
+#include "base/deadline.h"
 #include "base/philox.h"
 #include "base/process.h"
 #include "base/status.h"
@@ -28,14 +30,16 @@ constexpr int kKillsEach = 10;
 constexpr absl::Duration kTraining = absl::Milliseconds(30);
 constexpr absl::Duration kDown = absl::Milliseconds(300);  // until the killed process is back
 constexpr absl::Duration kLimit = absl::Seconds(30);
+using Moment = std::chrono::steady_clock::time_point;
+Moment Now() { return std::chrono::steady_clock::now(); }
 
 class SteadyTrainer final : public client::Trainer {
  public:
   absl::StatusOr<client::TrainResult> Train(const client::TrainTask& task,
                                             const std::function<bool()>& cancelled) override {
-    const absl::Time end = absl::Now() + kTraining;
+    const Deadline end = Deadline::After(kTraining);
     // `cancelled` can only be asked; a millisecond is a thirtieth of the training.
-    while (absl::Now() < end && !cancelled()) absl::SleepFor(absl::Milliseconds(1));
+    while (!end.Expired() && !cancelled()) absl::SleepFor(absl::Milliseconds(1));
     client::TrainResult result;
     result.weight = 10;
     const auto& layout = *task.layout;
@@ -104,9 +108,9 @@ class Cluster {
   }
 
   // Until so many more rounds have been committed with all clients' updates; the time of the last.
-  absl::StatusOr<absl::Time> Await(int rounds) {
-    const absl::Time limit = absl::Now() + kLimit;
-    while (rounds_.Next(absl::InfinitePast()).ok()) {
+  absl::StatusOr<Moment> Await(int rounds) {
+    const Deadline limit = Deadline::After(kLimit);
+    while (rounds_.Next(Deadline::Now()).ok()) {
     }  // those that are there do not count
     for (int seen = 0; seen < rounds;) {
       const auto round = rounds_.Next(limit);
@@ -119,7 +123,7 @@ class Cluster {
       seen += round->value("accepted", 0) == kClients && round->value("committed", true) ? 1 : 0;
       if (const double s = round->value("seconds", 0.0); s > 0) seconds_.push_back(s);
     }
-    return absl::Now();
+    return Now();
   }
   // The median time of a round, those that were disturbed among them.
   double RoundMs() {
@@ -154,16 +158,16 @@ absl::StatusOr<double> KillOnce(Cluster* cluster, const std::string& victim, boo
   RETURN_IF_ERROR(cluster->Await(2).status());
   // Some way into whatever the cluster does then.
   absl::SleepFor(absl::Milliseconds(static_cast<int64_t>(random->NextBelow(60))));
-  absl::Time from = absl::Now();
+  Moment from = Now();
   RETURN_IF_ERROR(cluster->Kill(victim));
   if (comes_back) {
     absl::SleepFor(kDown);
-    from = absl::Now();
+    from = Now();
     RETURN_IF_ERROR(cluster->Serve(victim));
   }
-  ASSIGN_OR_RETURN(const absl::Time resumed, cluster->Await(1));
+  ASSIGN_OR_RETURN(const Moment resumed, cluster->Await(1));
   if (!comes_back) RETURN_IF_ERROR(cluster->Serve(victim));
-  return absl::ToDoubleMilliseconds(resumed - from);
+  return std::chrono::duration<double, std::milli>(resumed - from).count();
 }
 
 double Median(std::vector<double> values) {

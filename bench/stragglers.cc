@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
+#include "base/deadline.h"
 #include "base/philox.h"
 #include "base/process.h"
 #include "base/status.h"
@@ -130,13 +131,13 @@ class RealArm {
   // logs. Another process's file gives no sign when it grows: it is looked at again, at once where
   // a process of clients has ended before its time.
   absl::Status AwaitClients() {
-    const absl::Time end = absl::Now() + kLoading;
+    const Deadline end = Deadline::After(kLoading);
     for (uint32_t i = 0; AtTheDoors() < kClients; i = (i + 1) % kProcesses) {
       const auto code = clients_[i].Wait(absl::Milliseconds(50));
       if (code.ok()) {
         return absl::AbortedError(absl::StrCat("clients ended with ", *code, "; see ", LogOf(i)));
       }
-      if (absl::Now() > end) {
+      if (end.Expired()) {
         return absl::DeadlineExceededError(
             absl::StrCat("only ", AtTheDoors(), " of ", kClients, " clients came within ",
                          absl::FormatDuration(kLoading), "; see ", out_.string()));

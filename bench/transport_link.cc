@@ -11,7 +11,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/deadline.h"
 #include "base/status.h"
 #include "bench/transport_runs.h"
 #include "transport/roce.h"
@@ -23,7 +24,7 @@ namespace {
 
 using nlohmann::json;
 
-absl::Time Soon() { return absl::Now() + absl::Seconds(120); }
+Deadline Soon() { return Deadline::After(absl::Seconds(120)); }
 
 absl::StatusOr<std::unique_ptr<transport::Fabric>> FabricOf(const std::string& kind) {
   if (kind == "tcp") return transport::MakeTcpFabric();

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "base/deadline.h"
 #include "base/process.h"
 #include "base/status.h"
 #include "bench/transport_perftest.h"
@@ -65,7 +66,7 @@ absl::StatusOr<Ran> RunBoth(const std::string& program, const std::vector<std::s
   ASSIGN_OR_RETURN(Process server, Process::Start(argv, {.log_file = "/dev/null"}));
   argv.push_back(listen.substr(0, listen.rfind(':')));
   std::string text;
-  for (const absl::Time limit = absl::Now() + absl::Seconds(10); absl::Now() < limit;) {
+  for (const Deadline limit = Deadline::After(absl::Seconds(10)); !limit.Expired();) {
     ASSIGN_OR_RETURN(Process client, Process::Start(argv, quiet));
     text = ReadAll(client.stdout_fd());
     ASSIGN_OR_RETURN(const int code, client.Wait(kPatience));

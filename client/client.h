@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "aggregation/layout.h"
+#include "client/tls.h"
 #include "tributary/v1/model.pb.h"
 
 namespace grpc {
@@ -44,6 +45,10 @@ struct ClientOptions {
   // Where error-feedback residuals and the trainer's memory are kept between two lives of this
   // client; "": nowhere.
   std::string state_directory = {};
+  // TLS with every endpoint, each checked against the CA given there; null: with none. An endpoint
+  // that does otherwise (no TLS, another CA, another name, a certificate wanted) fails as one that
+  // does not answer, and the next is tried; Trainer::OnNotice says which it was, and the mend.
+  std::shared_ptr<const TlsSettings> tls = nullptr;
 };
 
 // The base model of a task, alive as long as someone holds it.
@@ -98,7 +103,7 @@ class Trainer {
   // by the SDK before this.
   virtual void OnOutcome(const RoundOutcome&) {}
   // Something that went on without the user's doing and belongs in a log: residuals that were
-  // dropped, say.
+  // dropped, say, or an aggregator that wants TLS where ClientOptions::tls is null.
   virtual void OnNotice(const std::string&) {}
 };
 

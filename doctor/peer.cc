@@ -6,13 +6,12 @@
 #include <netinet/in.h>
 #include <poll.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "base/deadline.h"
 #include "base/status.h"
 #include "doctor/verbs.h"
 
@@ -44,10 +43,9 @@ struct CmEvent {
 
 // The next event; nothing where the deadline passes first.
 absl::StatusOr<std::optional<CmEvent>> NextEvent(const RdmaCmTable& cm, rdma_event_channel* channel,
-                                                 absl::Time deadline) {
+                                                 const Deadline& deadline) {
   pollfd wait = {.fd = channel->fd, .events = POLLIN, .revents = 0};
-  const int64_t left = std::max<int64_t>(0, absl::ToInt64Milliseconds(deadline - absl::Now()));
-  if (poll(&wait, 1, static_cast<int>(left)) <= 0) return std::optional<CmEvent>();
+  if (poll(&wait, 1, deadline.PollMillis()) <= 0) return std::optional<CmEvent>();
   rdma_cm_event* event = nullptr;
   if (cm.get_cm_event(channel, &event) != 0)
     return absl::UnavailableError(absl::StrCat("rdma_get_cm_event: ", strerror(errno)));
@@ -67,7 +65,7 @@ CmAnswer Unresolved(const CmEvent& event) {
 
 absl::StatusOr<CmAnswer> ProbeCm(const RdmaCmTable& cm, const std::string& address,
                                  absl::Duration limit) {
-  const absl::Time deadline = absl::Now() + limit;
+  const Deadline deadline = Deadline::After(limit);
   // Each of the two resolutions; a third of the time is left to the answer.
   const int step_ms = static_cast<int>(absl::ToInt64Milliseconds(limit / 3));
   sockaddr_storage to = ParseAddress(address);

@@ -11,6 +11,7 @@
 #include "aggregation/model_delta.h"
 #include "aggregation/optimizer.h"
 #include "base/status.h"
+#include "base/tls_config.h"
 #include "base/toml_checks.h"
 #include "compression/policy.h"
 #include "models/builtin.h"
@@ -63,8 +64,10 @@ void ReadTransport(TomlReader& toml, TransportConfig* t) {
   ReadIn(toml, "transport", "lanes", &t->lanes, 1, 16);
   ReadIn(toml, "transport", "slots", &t->slots, 2, 1024);
   ReadIn(toml, "transport", "heartbeat_s", &t->heartbeat_s, 0.05, 3600);
+  ReadIn(toml, "transport", "heartbeats_missed", &t->heartbeats_missed, 1, 1000);
   ReadIn(toml, "transport", "progress_timeout_s", &t->progress_timeout_s, 0.1, 86400);
   toml.Read("transport.roce", "device", &t->roce.device);
+  ReadIn(toml, "transport.roce", "port", &t->roce.port, 0, 255);
   ReadIn(toml, "transport.roce", "gid_index", &t->roce.gid_index, -1, 255);
   ReadIn(toml, "transport.roce", "path_mtu", &t->roce.path_mtu, 0, 4096);
   const uint32_t mtu = t->roce.path_mtu;
@@ -73,6 +76,9 @@ void ReadTransport(TomlReader& toml, TransportConfig* t) {
       absl::StrCat("[transport.roce] path_mtu = ", mtu, " is not 0, 256, 512, 1024, 2048 or 4096"));
   ReadIn(toml, "transport.roce", "traffic_class", &t->roce.traffic_class, 0, 255);
   ReadIn(toml, "transport.roce", "hop_limit", &t->roce.hop_limit, 1, 255);
+  ReadIn(toml, "transport.roce", "service_level", &t->roce.service_level, 0, 15);
+  ReadIn(toml, "transport.roce", "ack_timeout_s", &t->roce.ack_timeout_s, 1e-5, 60);
+  ReadIn(toml, "transport.roce", "retries", &t->roce.retries, 1, 7);
   toml.ReadBytes("transport.roce", "arena_bytes", &t->roce.arena_bytes);
   ReadOneOf(toml, "transport.roce", "memory", &t->roce.memory, {"host", "cuda"});
   ReadIn(toml, "transport.faults", "stall_after", &t->faults.stall_after, 0, 1e15);
@@ -103,6 +109,15 @@ void ReadNodeSections(TomlReader& toml, Config* c) {
   ReadOneOf(toml, "log", "format", &c->log.format, {"human", "json"});
   toml.Read("log", "file", &c->log.file);
   toml.Read("metrics", "rounds_file", &c->metrics.rounds_file);
+}
+
+void ReadTls(TomlReader& toml, TlsConfig* t) {
+  ReadTlsPair(toml, TlsSide::kServer, &t->cert_pem, &t->key_pem);
+  ReadTlsCa(toml, "client_ca", &t->client_ca_pem);
+  RequireTlsKey(toml, "client_ca", "cert");
+  ReadTlsCa(toml, "parent_ca", &t->parent_ca_pem);
+  toml.Read("tls", "parent_server_name", &t->parent_server_name);
+  RequireTlsKey(toml, "parent_server_name", "parent_ca");
 }
 
 void ReadRun(TomlReader& toml, RunConfig* r) {
@@ -405,6 +420,7 @@ absl::StatusOr<Config> Interpret(TomlReader toml) {
   ReadNode(toml, &config);
   ReadTransport(toml, &config.transport);
   ReadNodeSections(toml, &config);
+  ReadTls(toml, &config.tls);
   CheckNodeTogether(toml, config);
   if (config.is_root()) {
     config.run.emplace();

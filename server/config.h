@@ -22,10 +22,14 @@ struct NodeConfig {                     // [node]
 
 struct RoceConfig {            // [transport.roce]: read where kind is "roce"; see transport/roce.h
   std::string device;          // empty: by the link's address
+  uint32_t port = 0;           // of the device, from 1; 0: by the route
   int gid_index = -1;          // -1: by the link's address
   uint32_t path_mtu = 0;       // 0: what both ports have
   uint32_t traffic_class = 0;  // 0..255
   uint32_t hop_limit = 64;     // 1..255
+  uint32_t service_level = 0;  // 0..15: InfiniBand's
+  double ack_timeout_s = 0.5;  // then a packet is sent again
+  uint32_t retries = 7;        // 1..7
   uint64_t arena_bytes = uint64_t{256} << 20;
   std::string memory = "host";  // or "cuda"
 };
@@ -45,6 +49,7 @@ struct TransportConfig {  // [transport]
   uint32_t lanes = 2;  // 1..16
   uint32_t slots = 8;  // receive slots per link, of 1 MiB each; 2..1024
   double heartbeat_s = 1;
+  int heartbeats_missed = 5;  // then the peer is dead; 1..1000
   double progress_timeout_s = 60;
   RoceConfig roce;
   FaultsConfig faults;
@@ -63,6 +68,16 @@ struct LimitsConfig {                           // [limits]
   double grant_timeout_s =
       5;  // a granted upload that has not begun within this gives its place back
   double shutdown_grace_s = 10;  // SIGTERM: the running round may finish within this
+};
+
+// [tls]: of the front door, and towards the parent's. Links carry none. The texts of the files that
+// the keys name, "" where one is not given.
+struct TlsConfig {
+  std::string cert_pem;            // cert: the front door then speaks TLS; also shown to a parent
+  std::string key_pem;             // key
+  std::string client_ca_pem;       // client_ca: who connects has to show a certificate of its
+  std::string parent_ca_pem;       // parent_ca: the parent's front door is spoken to in TLS
+  std::string parent_server_name;  // the name in its certificate; "": the host in [node] parent
 };
 
 struct LogConfig {               // [log]
@@ -182,6 +197,7 @@ struct Config {
   NodeConfig node;
   TransportConfig transport;
   LimitsConfig limits;
+  TlsConfig tls;
   LogConfig log;
   MetricsConfig metrics;
   // Present exactly when this is the root (no [node] parent).
@@ -203,7 +219,8 @@ struct Config {
 // Reads and checks a file. INVALID_ARGUMENT with every finding, one a line, as
 //   configs/global.toml:12:3: unknown key "quorom" in [straggler]; did you mean "quorum"?
 // NOT_FOUND where the file is not there. Relative paths in it are relative to the working
-// directory. Of a model's file the header is read, to hold policies and limits against its tensors.
+// directory. Of a model's file the header is read, to hold policies and limits against its tensors;
+// certificates and keys are read whole.
 absl::StatusOr<Config> LoadConfig(const std::string& path);
 absl::StatusOr<Config> ParseConfig(const std::string& text, const std::string& path_for_messages);
 

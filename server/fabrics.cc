@@ -22,21 +22,6 @@ bool IsHostPort(const std::string& address) {
   return !address.starts_with('@') && address.find(':') != std::string::npos;
 }
 
-transport::RoceOptions RoceOptionsOf(const TransportConfig& config, uint32_t links) {
-  const size_t link_bytes =
-      transport::rdma::LinkArenaBytes(config.slots, transport::LinkOptions().chunk_bytes);
-  transport::RoceOptions options;
-  options.device = config.roce.device;
-  options.gid_index = config.roce.gid_index;
-  options.path_mtu = config.roce.path_mtu;
-  options.traffic_class = config.roce.traffic_class;
-  options.hop_limit = config.roce.hop_limit;
-  options.arena_bytes = config.roce.arena_bytes;
-  if (links > 0) options.arena_bytes = std::min(options.arena_bytes, links * link_bytes);
-  if (config.roce.memory == "cuda") options.arena_memory = transport::MemoryKind::kCuda;
-  return options;
-}
-
 // RDMA before tcp and after shared memory, where there is any. It listens on a port of its own;
 // whether the other side can be reached by it shows when it is tried.
 void AddRoce(const TransportConfig& config, uint32_t links,
@@ -59,6 +44,35 @@ void AddRoce(const TransportConfig& config, uint32_t links,
 const std::vector<std::string>& TransportKinds() {
   static const std::vector<std::string> kinds = {"tcp", "shm", "roce", "auto"};
   return kinds;
+}
+
+transport::RoceOptions RoceOptionsOf(const TransportConfig& config, uint32_t links) {
+  const size_t link_bytes =
+      transport::rdma::LinkArenaBytes(config.slots, transport::LinkOptions().chunk_bytes);
+  transport::RoceOptions options;
+  options.device = config.roce.device;
+  options.port = config.roce.port;
+  options.gid_index = config.roce.gid_index;
+  options.path_mtu = config.roce.path_mtu;
+  options.traffic_class = config.roce.traffic_class;
+  options.hop_limit = config.roce.hop_limit;
+  options.service_level = config.roce.service_level;
+  options.ack_timeout = absl::Seconds(config.roce.ack_timeout_s);
+  options.retries = config.roce.retries;
+  options.arena_bytes = config.roce.arena_bytes;
+  if (links > 0) options.arena_bytes = std::min(options.arena_bytes, links * link_bytes);
+  if (config.roce.memory == "cuda") options.arena_memory = transport::MemoryKind::kCuda;
+  return options;
+}
+
+transport::LinkOptions LinkOptionsOf(const TransportConfig& config) {
+  transport::LinkOptions options;
+  options.slots = config.slots;
+  options.lanes = config.lanes;
+  options.heartbeat = absl::Seconds(config.heartbeat_s);
+  options.heartbeats_missed = config.heartbeats_missed;
+  options.progress_timeout = absl::Seconds(config.progress_timeout_s);
+  return options;
 }
 
 absl::StatusOr<FabricChoice> MakeFabric(const TransportConfig& config, uint32_t links) {

@@ -8,11 +8,16 @@
 #include "absl/status/statusor.h"
 #include "server/config.h"
 #include "transport/link.h"
+#include "transport/roce.h"
 
 namespace tributary::server {
 
 // The kinds of this build, for the config's check.
 const std::vector<std::string>& TransportKinds();
+
+// What a node's [transport] asks of its fabrics and links. `links` as below.
+transport::RoceOptions RoceOptionsOf(const TransportConfig& config, uint32_t links = 0);
+transport::LinkOptions LinkOptionsOf(const TransportConfig& config);
 
 struct FabricChoice {
   std::unique_ptr<transport::Fabric> fabric;

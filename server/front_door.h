@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "aggregation/update.h"
+#include "server/config.h"
 #include "server/model_version.h"
 #include "tributary/v1/client_service.pb.h"
 
@@ -87,6 +88,7 @@ class FrontDoor {
     std::string listen;  // "host:port"; port 0 for any
     uint32_t max_sessions = 20000;
     uint64_t stream_window_bytes = 1 << 16;  // of each upload, taken in before it is asked for
+    TlsConfig tls = {};                      // cert, key and client_ca of it; none: no TLS
   };
   // Starts listening at once. UNAVAILABLE names the address (a port in use).
   static absl::StatusOr<std::unique_ptr<FrontDoor>> Start(const Options& options,

@@ -60,13 +60,18 @@ absl::Status NodeBase::OpenPorts() {
   collector_->AttachTier(tier_.get());
   auto door = FrontDoor::Start({.listen = config.node.listen,
                                 .max_sessions = config.limits.max_sessions,
-                                .stream_window_bytes = config.limits.stream_window_bytes},
+                                .stream_window_bytes = config.limits.stream_window_bytes,
+                                .tls = config.tls},
                                collector_.get(), collector_->shelf());
   if (!door.ok()) return Annotate(door.status(), Where("node.listen"));
   door_ = *std::move(door);
   collector_->AttachDoor(door_.get());
-  spdlog::info("\"{}\" listens on {} (port {}), links over {} on {}", config.node.name,
-               config.node.listen, door_->port(), tier_->kind(), tier_->places().front().address);
+  const char* const tls = config.tls.cert_pem.empty()        ? ""
+                          : config.tls.client_ca_pem.empty() ? ", TLS"
+                                                             : ", mutual TLS";
+  spdlog::info("\"{}\" listens on {} (port {}{}), links over {} on {}", config.node.name,
+               config.node.listen, door_->port(), tls, tier_->kind(),
+               tier_->places().front().address);
   return absl::OkStatus();
 }
 

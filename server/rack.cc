@@ -95,7 +95,8 @@ void Rack::Begin() {
   uplink_ = Uplink::Start({.id = c_.node.name,
                            .epoch = static_cast<uint64_t>(epoch_),
                            .parents = c_.node.parent,
-                           .transport = c_.transport},
+                           .transport = c_.transport,
+                           .tls = TlsToParent(c_.tls)},
                           this);
 }
 

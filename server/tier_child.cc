@@ -186,7 +186,7 @@ void TierChild::Receive() {
 
 absl::Status TierChild::ReceiveUntilError() {
   while (true) {
-    ASSIGN_OR_RETURN(transport::Chunk chunk, link_->Receive(absl::InfiniteFuture()));
+    ASSIGN_OR_RETURN(transport::Chunk chunk, link_->Receive(Deadline::Infinite()));
     const absl::StatusOr<StreamReader::Got> got = reader_.Feed(chunk);
     if (!got.ok()) {
       // Nobody knows what its next chunk would be: the link ends with it.

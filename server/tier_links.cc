@@ -32,12 +32,8 @@ class FabricTierLinks final : public TierLinks {
   absl::Status Listen(FabricChoice choice, const TransportConfig& config,
                       const std::string& node_name) {
     fabric_ = std::move(choice.fabric);
-    transport::LinkOptions options;
+    transport::LinkOptions options = LinkOptionsOf(config);
     options.name = node_name;
-    options.slots = config.slots;
-    options.lanes = config.lanes;
-    options.heartbeat = absl::Seconds(config.heartbeat_s);
-    options.progress_timeout = absl::Seconds(config.progress_timeout_s);
     ASSIGN_OR_RETURN(listener_, fabric_->Listen(choice.listen, options));
     places_ = PlacesToTell(config.kind, listener_->address(), config.advertise);
     acceptor_ = std::thread([this] { Accept(); });
@@ -101,7 +97,7 @@ class FabricTierLinks final : public TierLinks {
 
   void Accept() {
     while (true) {
-      auto link = listener_->Accept(absl::InfiniteFuture());
+      auto link = listener_->Accept(Deadline::Infinite());
       if (!link.ok()) {
         if (!absl::IsCancelled(link.status()))
           spdlog::error("link listener: {}", Text(link.status()));

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "absl/time/clock.h"
 #include "base/status.h"
 
 namespace tributary::server {
@@ -25,7 +24,7 @@ absl::StatusOr<StreamShape> SendStreamHeader(transport::Link& link, uint64_t str
   }
   for (uint64_t i = 0; i < header_chunks; ++i) {
     if (pace.cancelled()) return absl::CancelledError("the stream was given up");
-    ASSIGN_OR_RETURN(transport::Chunk chunk, link.Borrow(absl::Now() + pace.patience));
+    ASSIGN_OR_RETURN(transport::Chunk chunk, link.Borrow(Deadline::After(pace.patience)));
     chunk.tag() = {
         .stream = stream, .index = i, .a = header_chunks, .b = header_chunks + data_chunks};
     const size_t at = i * kModelChunkBytes;
@@ -41,7 +40,7 @@ absl::Status SendStreamData(transport::Link& link, const StreamShape& shape, uin
                             const StreamFill& fill, const StreamPace& pace) {
   for (uint64_t i = first; i < shape.data_chunks; ++i) {
     if (pace.cancelled()) return absl::CancelledError("the stream was given up");
-    ASSIGN_OR_RETURN(transport::Chunk chunk, link.Borrow(absl::Now() + pace.patience));
+    ASSIGN_OR_RETURN(transport::Chunk chunk, link.Borrow(Deadline::After(pace.patience)));
     chunk.tag() = {.stream = shape.stream,
                    .index = shape.header_chunks + i,
                    .a = shape.header_chunks,

@@ -12,8 +12,10 @@
 #include <thread>
 
 #include "absl/time/clock.h"
+#include "base/clock.h"
 #include "base/philox.h"
 #include "base/status.h"
+#include "base/tls_probe.h"
 #include "server/fabrics.h"
 #include "server/forwarder.h"
 #include "server/model_stream.h"
@@ -27,6 +29,16 @@ constexpr absl::Duration kBackoffMin = absl::Milliseconds(100);
 // Aggregators are few: a parent that comes back is found within 400 ms.
 constexpr absl::Duration kBackoffMax = absl::Milliseconds(250);
 constexpr absl::Duration kConnectTimeout = absl::Seconds(5);
+
+constexpr absl::Duration kProbeLimit = absl::Seconds(1);
+
+std::shared_ptr<grpc::ChannelCredentials> CredentialsOf(
+    const std::optional<TlsClientOptions>& tls) {
+  if (!tls.has_value()) return grpc::InsecureChannelCredentials();
+  return grpc::SslCredentials({.pem_root_certs = tls->ca_pem,
+                               .pem_private_key = tls->key_pem,
+                               .pem_cert_chain = tls->cert_pem});
+}
 
 std::string HostOf(const std::string& endpoint) { return endpoint.substr(0, endpoint.rfind(':')); }
 
@@ -148,9 +160,19 @@ class GrpcUplink final : public Uplink {
       }
       if (stopping()) return;
       spdlog::warn("parent {}: {}; trying again", parent, Text(status));
+      if (joined) suspicion_.Dispel(parent);
+      if (!joined) ExplainFailure(parent, status);
       ++next;
       Backoff(&wait);
     }
+  }
+
+  // Where it is TLS that keeps the two apart: gRPC's own words do not say how.
+  void ExplainFailure(const std::string& parent, const absl::Status& status) {
+    if (!suspicion_.Raised(parent, Text(status), RealClock().Monotonic())) return;
+    const std::string why =
+        ExplainTls(parent, options_.tls.has_value() ? &*options_.tls : nullptr, kProbeLimit);
+    if (!why.empty()) spdlog::error("parent {}: {}", parent, why);
   }
 
   absl::Status HoldSession(const std::string& parent, bool* joined) {
@@ -163,7 +185,9 @@ class GrpcUplink final : public Uplink {
     // stream fails when the attempt does, and a stop can cancel it meanwhile.
     arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS,
                      static_cast<int>(absl::ToInt64Milliseconds(kConnectTimeout)));
-    auto channel = grpc::CreateCustomChannel(parent, grpc::InsecureChannelCredentials(), arguments);
+    if (options_.tls.has_value() && !options_.tls->server_name.empty())
+      arguments.SetSslTargetNameOverride(options_.tls->server_name);
+    auto channel = grpc::CreateCustomChannel(parent, CredentialsOf(options_.tls), arguments);
     auto stub = v1::Aggregator::NewStub(channel);
     grpc::ClientContext context;
     std::shared_ptr<Stream> stream;
@@ -311,14 +335,10 @@ class GrpcUplink final : public Uplink {
       hello.set_epoch(options_.epoch);
       hello.set_takes_steps(true);
       hello.set_held_sha256(models_.held_sha256());
-      transport::LinkOptions link_options;
+      transport::LinkOptions link_options = LinkOptionsOf(options_.transport);
       link_options.name = options_.id;
       link_options.hello = hello.SerializeAsString();
       link_options.connect_timeout = kConnectTimeout;  // a stop waits for it
-      link_options.slots = options_.transport.slots;
-      link_options.lanes = options_.transport.lanes;
-      link_options.heartbeat = absl::Seconds(options_.transport.heartbeat_s);
-      link_options.progress_timeout = absl::Seconds(options_.transport.progress_timeout_s);
       auto link = (*fabric)->Connect(address, link_options);
       absl::Status status = link.status();
       if (link.ok()) {
@@ -355,7 +375,7 @@ class GrpcUplink final : public Uplink {
                              const std::shared_ptr<const aggregation::ModelLayout>& layout) {
     StreamReader reader;
     while (true) {
-      ASSIGN_OR_RETURN(transport::Chunk chunk, link.Receive(absl::InfiniteFuture()));
+      ASSIGN_OR_RETURN(transport::Chunk chunk, link.Receive(Deadline::Infinite()));
       ASSIGN_OR_RETURN(const StreamReader::Got got, reader.Feed(chunk));
       if (got == StreamReader::Got::kHeader && IsPartialStream(reader.stream())) {
         v1::PartialSumAnswer answer;
@@ -372,8 +392,9 @@ class GrpcUplink final : public Uplink {
 
   const Options options_;
   UplinkHandler* handler_;
-  ModelReceiver models_;  // the link thread's own
-  std::mutex write_mu_;   // one Write at a time; taken before mu_
+  TlsSuspicion suspicion_;  // the session thread's own
+  ModelReceiver models_;    // the link thread's own
+  std::mutex write_mu_;     // one Write at a time; taken before mu_
   std::mutex mu_;
   std::condition_variable wake_;
   PhiloxStream jitter_;  // guarded by mu_, as all below
@@ -398,6 +419,14 @@ class GrpcUplink final : public Uplink {
 };
 
 }  // namespace
+
+std::optional<TlsClientOptions> TlsToParent(const TlsConfig& tls) {
+  if (tls.parent_ca_pem.empty()) return std::nullopt;
+  return TlsClientOptions{.ca_pem = tls.parent_ca_pem,
+                          .cert_pem = tls.cert_pem,
+                          .key_pem = tls.key_pem,
+                          .server_name = tls.parent_server_name};
+}
 
 std::unique_ptr<Uplink> Uplink::Start(const Options& options, UplinkHandler* handler) {
   return std::make_unique<GrpcUplink>(options, handler);

@@ -7,11 +7,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "aggregation/accumulator.h"
+#include "base/tls.h"
 #include "server/config.h"
 #include "server/model_version.h"
 #include "tributary/v1/client_service.pb.h"
@@ -37,6 +39,9 @@ class UplinkHandler {
   virtual void OnReleased(uint64_t forward) = 0;
 };
 
+// What [tls] says of the way to the parent: nothing without a parent_ca.
+std::optional<TlsClientOptions> TlsToParent(const TlsConfig& tls);
+
 class Uplink {
  public:
   struct Options {
@@ -44,6 +49,7 @@ class Uplink {
     uint64_t epoch = 0;
     std::vector<std::string> parents;  // "host:port", in order of preference
     TransportConfig transport;
+    std::optional<TlsClientOptions> tls = std::nullopt;  // of the sessions; links have none
   };
   static std::unique_ptr<Uplink> Start(const Options& options, UplinkHandler* handler);
   virtual ~Uplink() = default;  // leaves; joins all threads

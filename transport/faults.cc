@@ -10,13 +10,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/deadline.h"
 #include "base/status.h"
-#include "transport/internal/deadline.h"
 
 namespace tributary::transport {
 namespace {
 
-using internal::Deadline;
 using Clock = std::chrono::steady_clock;
 
 class FaultyLink final : public Link {
@@ -24,18 +23,17 @@ class FaultyLink final : public Link {
   FaultyLink(std::unique_ptr<Link> inner, const Faults& faults)
       : faults_(faults), inner_(std::move(inner)) {}
 
-  absl::StatusOr<Chunk> Borrow(absl::Time deadline) override {
+  absl::StatusOr<Chunk> Borrow(Deadline deadline) override {
     if (faults_.cut_after.has_value() && sent_ >= *faults_.cut_after) {
       Cancel(absl::StrCat("fault injection: cut after ", *faults_.cut_after, " chunks"));
     }
-    const Deadline until = Deadline::FromWallClock(deadline);
     if (faults_.stall_after.has_value() && sent_ >= *faults_.stall_after) {
-      RETURN_IF_ERROR(Pause(Clock::time_point::max(), until));
+      RETURN_IF_ERROR(Pause(Clock::time_point::max(), deadline));
     }
     if (faults_.delay > absl::ZeroDuration()) {
-      RETURN_IF_ERROR(Pause(Clock::now() + absl::ToChronoNanoseconds(faults_.delay), until));
+      RETURN_IF_ERROR(Pause(Clock::now() + absl::ToChronoNanoseconds(faults_.delay), deadline));
     }
-    RETURN_IF_ERROR(Pause(SlotInRate(), until));
+    RETURN_IF_ERROR(Pause(SlotInRate(), deadline));
     return inner_->Borrow(deadline);
   }
 
@@ -48,7 +46,7 @@ class FaultyLink final : public Link {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<Chunk> Receive(absl::Time deadline) override {
+  absl::StatusOr<Chunk> Receive(Deadline deadline) override {
     absl::StatusOr<Chunk> chunk = inner_->Receive(deadline);
     if (chunk.ok() && faults_.record) {
       faults_.record(
@@ -57,7 +55,7 @@ class FaultyLink final : public Link {
     return chunk;
   }
 
-  absl::Status Close(absl::Time deadline) override { return inner_->Close(deadline); }
+  absl::Status Close(Deadline deadline) override { return inner_->Close(deadline); }
   void Cancel(const std::string& why) override {
     inner_->Cancel(why);
     std::lock_guard lock(mutex_);
@@ -124,7 +122,7 @@ class FaultyListener final : public Listener {
  public:
   FaultyListener(std::unique_ptr<Listener> inner, const Faults& faults)
       : inner_(std::move(inner)), faults_(faults) {}
-  absl::StatusOr<std::unique_ptr<Link>> Accept(absl::Time deadline) override {
+  absl::StatusOr<std::unique_ptr<Link>> Accept(Deadline deadline) override {
     ASSIGN_OR_RETURN(std::unique_ptr<Link> link, inner_->Accept(deadline));
     return MakeFaultyLink(std::move(link), faults_);
   }

@@ -8,6 +8,9 @@
 // Failure:   the first error is sticky, wakes every waiter and names the peer. Close is orderly:
 // what was
 //            sent before it arrives, then the peer's Receive says OUT_OF_RANGE ("end of stream").
+// Time:      every wait here, a Deadline's and those of LinkOptions, is measured by the monotonic
+// clock
+//            (CLOCK_MONOTONIC): setting the calendar neither ends nor prolongs one.
 // Threads:   all methods may be called from any thread; one sender and one receiver at a time per
 // link
 //            give order, several senders get some order between them.
@@ -26,6 +29,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/bytes.h"
+#include "base/deadline.h"
 
 namespace tributary::transport {
 
@@ -117,16 +121,16 @@ class Link {
 
   // A slot to fill. DEADLINE_EXCEEDED names the peer and says that it granted no credit; the sticky
   // error otherwise.
-  virtual absl::StatusOr<Chunk> Borrow(absl::Time deadline) = 0;
+  virtual absl::StatusOr<Chunk> Borrow(Deadline deadline) = 0;
   // Queues a borrowed chunk of this link; returns before it is on the wire. INVALID_ARGUMENT for
   // another link's chunk.
   virtual absl::Status Send(Chunk chunk) = 0;
   // The next chunk in order. OUT_OF_RANGE after the peer's orderly Close; DATA_LOSS on a bad
   // CRC32C.
-  virtual absl::StatusOr<Chunk> Receive(absl::Time deadline) = 0;
+  virtual absl::StatusOr<Chunk> Receive(Deadline deadline) = 0;
   // Flushes, tells the peer, and closes our sending side. Our Receive goes on until the peer closes
   // too.
-  virtual absl::Status Close(absl::Time deadline) = 0;
+  virtual absl::Status Close(Deadline deadline) = 0;
   // At once: every waiter on both sides gets CANCELLED/UNAVAILABLE with `why`.
   virtual void Cancel(const std::string& why) = 0;
 
@@ -161,7 +165,7 @@ class Listener {
   virtual ~Listener() = default;
   // The next link, set up and said hello to. A bad hello is answered, logged, counted and never
   // returned here.
-  virtual absl::StatusOr<std::unique_ptr<Link>> Accept(absl::Time deadline) = 0;
+  virtual absl::StatusOr<std::unique_ptr<Link>> Accept(Deadline deadline) = 0;
   virtual std::string address() const = 0;  // what peers pass to Connect, e.g. "10.0.0.5:7071"
   // Wakes Accept with CANCELLED; further calls too.
   virtual void Cancel() = 0;

@@ -24,6 +24,7 @@
 #include <string>
 
 #include "absl/time/time.h"
+#include "base/deadline.h"
 #include "transport/link.h"
 #include "transport/sim_core.h"
 
@@ -42,7 +43,7 @@ class SimNetwork {
   SimNode AddNode(const SimNodeOptions& options = SimNodeOptions());
   absl::Duration now() const;  // virtual, from 0
   // A deadline for link calls: `wait` of virtual time from now.
-  absl::Time In(absl::Duration wait) const;
+  Deadline In(absl::Duration wait) const;
   SimStats stats() const;
   uint64_t trace() const;
   // A machine's death: its links fail here at once, and at their peers, which hear nothing, when

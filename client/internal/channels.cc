@@ -10,7 +10,7 @@
 namespace tributary::client::internal {
 
 std::shared_ptr<grpc::Channel> OpenChannel(const std::string& endpoint, bool own,
-                                           absl::Duration connect_timeout) {
+                                           absl::Duration connect_timeout, const TlsSettings* tls) {
   const int connect_ms = static_cast<int>(
       std::clamp<int64_t>(absl::ToInt64Milliseconds(connect_timeout), 20, 600'000));
   grpc::ChannelArguments args;
@@ -34,7 +34,11 @@ std::shared_ptr<grpc::Channel> OpenChannel(const std::string& endpoint, bool own
   args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   args.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
   if (own) args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  return grpc::CreateCustomChannel(endpoint, grpc::InsecureChannelCredentials(), args);
+  if (tls == nullptr)
+    return grpc::CreateCustomChannel(endpoint, grpc::InsecureChannelCredentials(), args);
+  const std::string& name = tls->options().server_name;
+  if (!name.empty()) args.SetSslTargetNameOverride(name);
+  return grpc::CreateCustomChannel(endpoint, tls->credentials(), args);
 }
 
 }  // namespace tributary::client::internal

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/clock.h"
+#include "base/status.h"
 #include "client/internal/channels.h"
 #include "client/internal/for_good.h"
 
@@ -79,7 +80,8 @@ void Connection::Connect() {
     state_ = State::kConnecting;
     ++attempt_;
     retry_after_ = absl::ZeroDuration();
-    channel_ = OpenChannel(endpoint(), options_.own_connection, options_.connect_timeout);
+    channel_ = OpenChannel(endpoint(), options_.own_connection, options_.connect_timeout,
+                           options_.tls.get());
     stream_ = stream = SessionStream::Open(channel_, std::move(join), shared_from_this());
     mailbox_->StreamOpened();
     stream_joined_ = false;
@@ -155,6 +157,7 @@ void Connection::Joined(const SessionStream* stream, v1::Joined joined) {
     state_ = State::kUp;
     stream_joined_ = true;
     rotation_.Succeeded();
+    suspicion_.Dispel(endpoint());
     last_answer_ = Now();
     heartbeat_ = joined.heartbeat_ms() > 0
                      ? std::clamp(absl::Milliseconds(static_cast<int64_t>(
@@ -219,16 +222,20 @@ void Connection::MoveOn(absl::Duration retry_after) {
 void Connection::OnStreamEnd(std::shared_ptr<SessionStream> stream, const absl::Status& why) {
   bool was_up = false;
   bool closed = false;
+  std::string suspect;
   {
     std::lock_guard lock(mu_);
     was_up = state_ == State::kUp;
     closed = state_ == State::kClosed;
+    const bool failed = state_ == State::kConnecting;
+    if (failed && suspicion_.Raised(endpoint(), Text(why), Now())) suspect = endpoint();
     if (!closed) state_ = State::kWaiting;
     stream_ = nullptr;
     channel_ = nullptr;
   }
   // Before the next attempt is set up, so that its Joined cannot come first.
   if (was_up) mailbox_->PostLost();
+  if (!suspect.empty()) mailbox_->PostTrouble(std::move(suspect));
   if (!closed) {
     if (absl::Status end = Reconnect(was_up, why); !end.ok()) End(std::move(end));
   }

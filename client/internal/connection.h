@@ -11,6 +11,7 @@
 #include <string>
 
 #include "absl/time/time.h"
+#include "base/tls_probe.h"
 #include "client/client.h"
 #include "client/internal/endpoint_rotation.h"
 #include "client/internal/mailbox.h"
@@ -69,6 +70,7 @@ class Connection final : public SessionHandler, public std::enable_shared_from_t
   absl::Duration last_answer_;  // monotonic
   absl::Duration retry_after_;  // what the aggregator that sends us away asked for
   absl::Duration heartbeat_;
+  TlsSuspicion suspicion_;
   bool stream_joined_ = false;
   bool closed_ = false;  // Close has been called
 };

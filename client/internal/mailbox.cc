@@ -14,7 +14,7 @@ void Mailbox::Changed() {
   changed_.notify_all();
 }
 
-void Mailbox::Push(std::variant<v1::Joined, v1::Task, v1::Outcome, End> what) {
+void Mailbox::Push(decltype(Event::what) what) {
   events_.push_back({++sequence_, std::move(what)});
   Changed();
 }
@@ -57,6 +57,15 @@ void Mailbox::PostGrant(uint64_t round) {
   std::lock_guard lock(mu_);
   granted_round_ = round;
   Changed();
+}
+
+void Mailbox::PostTrouble(std::string endpoint) {
+  std::lock_guard lock(mu_);
+  std::erase_if(events_, [&](const Event& event) {
+    const auto* earlier = std::get_if<Trouble>(&event.what);
+    return earlier != nullptr && earlier->endpoint == endpoint;
+  });
+  Push(Trouble{std::move(endpoint)});
 }
 
 void Mailbox::PostEnd(absl::Status status) {

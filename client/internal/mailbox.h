@@ -37,12 +37,16 @@ struct TaskKey {
 };
 TaskKey KeyOf(const v1::RoundSpec& spec);
 
+// An endpoint failed in a way that may be TLS's doing.
+struct Trouble {
+  std::string endpoint;
+};
 struct End {
   absl::Status status;  // what Run returns
 };
 struct Event {
   uint64_t sequence = 0;  // in order of arrival, from 1
-  std::variant<v1::Joined, v1::Task, v1::Outcome, End> what;
+  std::variant<v1::Joined, v1::Task, v1::Outcome, Trouble, End> what;
 };
 
 // What the connection says of this client to aggregators, in Join and Heartbeat.
@@ -54,7 +58,7 @@ struct Presence {
 };
 
 // Thread-safe. Holds at most one task (a newer one replaces it: an aggregator runs one round at a
-// time), so what a long training lets pile up is small.
+// time) and one trouble an endpoint, so what a long training lets pile up is small.
 class Mailbox {
  public:
   // --- Left by gRPC's threads.
@@ -63,6 +67,7 @@ class Mailbox {
   void PostTask(v1::Task task);
   void PostOutcome(v1::Outcome outcome);
   void PostGrant(uint64_t round);
+  void PostTrouble(std::string endpoint);
   void PostEnd(absl::Status status);  // after what is queued
   void PostShutdown();                // before what is queued
   void Poke();                        // something that a Wait's condition looks at has changed
@@ -97,9 +102,9 @@ class Mailbox {
   void SetCommittedRound(uint64_t round);
 
  private:
-  void Push(std::variant<v1::Joined, v1::Task, v1::Outcome, End> what);  // mu_ held
-  void DropTasks();                                                      // mu_ held
-  void Changed();                                                        // mu_ held
+  void Push(decltype(Event::what) what);  // mu_ held
+  void DropTasks();                       // mu_ held
+  void Changed();                         // mu_ held
 
   mutable std::mutex mu_;  // guards everything below
   std::condition_variable changed_;

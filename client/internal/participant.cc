@@ -8,12 +8,16 @@
 #include "absl/strings/str_cat.h"
 #include "aggregation/grid.h"
 #include "base/status.h"
+#include "base/tls_probe.h"
 #include "client/internal/encode.h"
 #include "compression/agreed.h"
 
 namespace tributary::client::internal {
 
 namespace {
+
+// A step of a probe; a task of a session that came up meanwhile waits for it.
+constexpr absl::Duration kProbeLimit = absl::Seconds(1);
 
 // Ids may be anything; their hash is a file's name.
 std::string ResidualFile(const ClientOptions& options) {
@@ -68,6 +72,8 @@ absl::Status Participant::Loop() {
       RETURN_IF_ERROR(Handle(*joined));
     } else if (auto* outcome = std::get_if<v1::Outcome>(&event.what)) {
       Handle(*outcome);
+    } else if (const auto* trouble = std::get_if<Trouble>(&event.what)) {
+      Handle(*trouble);
     } else {
       Handle(std::move(std::get<v1::Task>(event.what)), event.sequence);
     }
@@ -127,6 +133,12 @@ void Participant::Handle(const v1::Outcome& outcome) {
   }
   mailbox_->SetCommittedRound(outcome.round());
   Settle(told);
+}
+
+void Participant::Handle(const Trouble& trouble) {
+  const std::string why = ExplainTls(
+      trouble.endpoint, options_.tls == nullptr ? nullptr : &options_.tls->options(), kProbeLimit);
+  if (!why.empty()) trainer_->OnNotice(absl::StrCat("aggregator ", trouble.endpoint, ": ", why));
 }
 
 void Participant::Settle(const RoundOutcome& outcome) {

@@ -47,6 +47,7 @@ class Participant final : public Client {
   absl::Status Handle(const v1::Joined& joined);  // not OK: the end
   void Handle(const v1::Outcome& outcome);
   void Handle(v1::Task task, uint64_t sequence);
+  void Handle(const Trouble& trouble);
   void Settle(const RoundOutcome& outcome);
   // Residuals that an earlier life of this client left pending, by what joining tells.
   void SettleResiduals(const v1::Joined& joined);

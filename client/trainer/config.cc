@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
+#include "base/tls_config.h"
 #include "base/toml_checks.h"
 #include "client/trainer/dataset.h"
 #include "models/builtin.h"
@@ -99,6 +101,18 @@ void ReadModel(TomlReader& toml, ClientConfig* c) {
           near.empty() ? "" : absl::StrCat("; did you mean \"", near, "\"?")));
 }
 
+void ReadTls(TomlReader& toml, ClientConfig* c) {
+  TlsClientOptions tls;
+  ReadTlsCa(toml, "ca", &tls.ca_pem);
+  ReadTlsPair(toml, TlsSide::kClient, &tls.cert_pem, &tls.key_pem);
+  toml.Read("tls", "server_name", &tls.server_name);
+  if (!toml.Has("tls")) return;
+  toml.Require(toml.Has("tls", "ca"), "tls", "",
+               "[tls] ca is required: the certificate of the CA that signed the aggregators'; or "
+               "remove the section");
+  c->tls = std::move(tls);
+}
+
 absl::StatusOr<ClientConfig> ReadAll(absl::StatusOr<TomlReader> toml,
                                      const ConfigOverrides& overrides) {
   RETURN_IF_ERROR(toml.status());
@@ -106,6 +120,7 @@ absl::StatusOr<ClientConfig> ReadAll(absl::StatusOr<TomlReader> toml,
   ReadClient(*toml, overrides, &config);
   ReadData(*toml, overrides, &config);
   ReadModel(*toml, &config);
+  ReadTls(*toml, &config);
   ReadOneOf(*toml, "log", "level", &config.log_level, {"trace", "debug", "info", "warn", "error"});
   ReadOneOf(*toml, "log", "format", &config.log_format, {"human", "json"});
   RETURN_IF_ERROR(toml->Finish());

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/tls.h"
 #include "client/trainer/split.h"
 
 namespace tributary::client::trainer {
@@ -27,6 +28,8 @@ struct ClientConfig {
   bool report_labels = false;      // tells the aggregator its shares of labels
   // [model]
   std::string model;  // required: a built-in model's name, or a TorchScript file's path
+  // [tls]: with every endpoint; nothing: none. The texts of the files that its keys name.
+  std::optional<TlsClientOptions> tls;
   // [log]
   std::string log_level = "info";    // trace, debug, info, warn, error
   std::string log_format = "human";  // or "json"

@@ -120,6 +120,8 @@ Owner OwnerOf(const Exam& exam, const Inventory& inventory, const transport::rdm
   for (const RdmaDevice& device : inventory.devices) {
     for (const RdmaPort& port : device.ports) {
       if (!port.active() || port.link_layer == LinkLayer::kInfiniband) continue;
+      const uint32_t wanted = exam.config.transport.roce.port;
+      if (wanted != 0 && wanted != port.number) continue;
       GidWish wish = WishOf(exam, device, port);
       if (const auto best = PickGid(port.gids, wish); best.ok() && instead->port.empty())
         *instead = {PortName(device, port), *best};
@@ -189,8 +191,9 @@ transport::rdma::GidWish WishOf(const Exam& exam, const RdmaDevice& device, cons
   wish.link_layer = port.link_layer;
   wish.netdev = port.netdev;
   const server::RoceConfig& roce = exam.config.transport.roce;
-  if (roce.gid_index >= 0 && (roce.device.empty() || roce.device == device.name))
-    wish.index = static_cast<uint32_t>(roce.gid_index);
+  const bool meant = (roce.device.empty() || roce.device == device.name) &&
+                     (roce.port == 0 || roce.port == port.number);
+  if (roce.gid_index >= 0 && meant) wish.index = static_cast<uint32_t>(roce.gid_index);
   return wish;
 }
 

@@ -1,7 +1,6 @@
 // INIT → RTR → RTS on both queue pairs, then writes with a window.
 #include "doctor/internal/self_test.h"
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <functional>
@@ -9,7 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "base/deadline.h"
 #include "base/status.h"
 
 namespace tributary::doctor::internal {
@@ -169,22 +168,23 @@ absl::StatusOr<uint64_t> SelfTest::Poll() {
 
 absl::StatusOr<SelfTestResult> SelfTest::Write(absl::Duration limit) {
   for (uint32_t i = 0; i < kWriteBytes; ++i) memory_[i] = static_cast<uint8_t>(i * 31 + 7);
-  const absl::Time start = absl::Now(), end = start + limit;
+  const Deadline::Clock::time_point start = Deadline::Clock::now();
+  const Deadline end = Deadline::After(limit);
   uint64_t posted = 0, finished = 0;
   while (finished < kWrites) {
-    while (posted < kWrites && posted - finished < kWindow && absl::Now() < end) {
+    while (posted < kWrites && posted - finished < kWindow && !end.Expired()) {
       RETURN_IF_ERROR(Post(posted));
       ++posted;
     }
     ASSIGN_OR_RETURN(const uint64_t done, Poll());
     finished += done;
-    if (absl::Now() < end) continue;
+    if (!end.Expired()) continue;
     if (finished == 0)
       return absl::DeadlineExceededError(
           absl::StrCat("no write to itself completed within ", absl::FormatDuration(limit)));
     break;
   }
-  const absl::Duration took = absl::Now() - start;
+  const absl::Duration took = absl::FromChrono(Deadline::Clock::now() - start);
   // What is still under way is flushed when the queue pair is destroyed.
   if (std::memcmp(memory_.data(), memory_.data() + kWriteBytes, kWriteBytes) != 0)
     return absl::DataLossError("what arrived is not what was written");

@@ -5,8 +5,8 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
+#include "base/deadline.h"
 #include "base/process.h"
 #include "base/status.h"
 #include "server/cli/commands.h"
@@ -59,7 +59,7 @@ class DemoRun {
   std::optional<nlohmann::json> last_;
   uint64_t bytes_ = 0;
   uint64_t dense_bytes_ = 0;
-  absl::Time start_ = absl::Now();
+  Deadline::Clock::time_point start_ = Deadline::Clock::now();
 };
 
 std::string DemoRun::RootConfig() const {
@@ -226,14 +226,14 @@ absl::StatusOr<int> DemoRun::Follow() {
 // signal, all within one limit.
 int DemoRun::AwaitEnds() {
   int code = 0;
-  absl::Time limit = absl::Now() + kExitTime;
+  Deadline limit = Deadline::After(kExitTime);
   for (size_t i = 0; i < processes_.size(); ++i) {
-    const auto exit = processes_[i]->Wait(std::max(limit - absl::Now(), absl::ZeroDuration()));
+    const auto exit = processes_[i]->Wait(limit.Left());
     if (exit.ok() && *exit == 0) continue;
     code = 1;
     if (i == 0) {
       for (size_t other = 1; other < processes_.size(); ++other) processes_[other]->Signal(SIGTERM);
-      limit = absl::Now() + kExitTime;
+      limit = Deadline::After(kExitTime);
     }
     std::printf("%s %s; its log: %s\n", names_[i].c_str(),
                 exit.ok() ? absl::StrCat("ended with exit code ", *exit).c_str()
@@ -250,7 +250,8 @@ void DemoRun::Summary(int code) const {
   }
   const auto evaluation = last_->value("evaluation", nlohmann::json::object());
   std::printf("\n%s after %d rounds in %.1f s\n", code == 0 ? "done" : "ended",
-              last_->value("round", 0), absl::ToDoubleSeconds(absl::Now() - start_));
+              last_->value("round", 0),
+              std::chrono::duration<double>(Deadline::Clock::now() - start_).count());
   std::printf("  test accuracy   %.2f %% (loss %.4f) on the clients' test images, summed exactly\n",
               100 * evaluation.value("test_accuracy", 0.0), evaluation.value("test_loss", 0.0));
   std::printf(

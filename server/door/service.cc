@@ -30,6 +30,16 @@ absl::Duration RealMonotonic() {
   return absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
 }
 
+std::shared_ptr<grpc::ServerCredentials> CredentialsOf(const TlsConfig& tls) {
+  if (tls.cert_pem.empty()) return grpc::InsecureServerCredentials();
+  grpc::SslServerCredentialsOptions options(
+      tls.client_ca_pem.empty() ? GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE
+                                : GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  options.pem_root_certs = tls.client_ca_pem;
+  options.pem_key_cert_pairs.push_back({.private_key = tls.key_pem, .cert_chain = tls.cert_pem});
+  return grpc::SslServerCredentials(options);
+}
+
 using Base =
     v1::Aggregator::WithCallbackMethod_Session<v1::Aggregator::WithRawCallbackMethod_Upload<
         v1::Aggregator::WithRawCallbackMethod_Download<v1::Aggregator::Service>>>;
@@ -64,11 +74,11 @@ class GrpcFrontDoor final : public FrontDoor {
   }
   ~GrpcFrontDoor() override { Shutdown(absl::ZeroDuration()); }
 
-  absl::Status Listen(const std::string& address, uint64_t window_bytes) {
+  absl::Status Listen(const std::string& address, uint64_t window_bytes, const TlsConfig& tls) {
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     grpc::ServerBuilder builder;
-    builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port_);
+    builder.AddListeningPort(address, CredentialsOf(tls), &port_);
     builder.RegisterService(&service_);
     builder.SetMaxReceiveMessageSize(2 << 20);
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT,
@@ -92,7 +102,10 @@ class GrpcFrontDoor final : public FrontDoor {
       return absl::UnavailableError(
           absl::StrCat("cannot listen on ", address,
                        ": the port is in use or the address is not this host's; "
-                       "change [node] listen or stop what uses it"));
+                       "change [node] listen or stop what uses it",
+                       tls.cert_pem.empty() ? ""
+                                            : ". Or gRPC does not take the certificate of [tls], "
+                                              "then it has said why"));
     }
     return absl::OkStatus();
   }
@@ -125,7 +138,7 @@ absl::StatusOr<std::unique_ptr<FrontDoor>> FrontDoor::Start(const Options& optio
                                                             FrontDoorHandler* handler,
                                                             const ModelShelf* shelf) {
   auto out = std::make_unique<door::GrpcFrontDoor>(options, handler, shelf);
-  RETURN_IF_ERROR(out->Listen(options.listen, options.stream_window_bytes));
+  RETURN_IF_ERROR(out->Listen(options.listen, options.stream_window_bytes, options.tls));
   return std::unique_ptr<FrontDoor>(std::move(out));
 }
 

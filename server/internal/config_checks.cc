@@ -237,6 +237,19 @@ void CheckGrid(TomlReader& toml, const Config& c) {
                             a.max_round_weight, " lets in: no round could succeed"));
 }
 
+// What [tls] is for: the front door, or a parent.
+void CheckTlsUse(TomlReader& toml, const Config& c) {
+  if (!toml.Has("tls")) return;
+  toml.Require(!c.is_root() || !toml.Has("tls", "parent_ca"), "tls", "parent_ca",
+               "[tls] parent_ca is about a parent, and a root has none: remove it; client_ca is "
+               "what clients and racks are held against");
+  toml.Require(toml.Has("tls", "cert") || toml.Has("tls", "key") || toml.Has("tls", "client_ca") ||
+                   toml.Has("tls", "parent_ca") || toml.Has("tls", "parent_server_name"),
+               "tls", "",
+               "[tls] turns nothing on: give cert and key for the front door, parent_ca for the "
+               "way to the parent, or remove it");
+}
+
 }  // namespace
 
 aggregation::GridRequest GridRequestOf(const AggregationConfig& config) {
@@ -259,6 +272,7 @@ void CheckNodeTogether(TomlReader& toml, const Config& c) {
                absl::StrCat("[transport] heartbeat_s = ", c.transport.heartbeat_s,
                             " is not below progress_timeout_s = ", c.transport.progress_timeout_s,
                             ": an idle link would count as dead"));
+  CheckTlsUse(toml, c);
   CheckFile(toml, "log", "file", c.log.file, false);
   CheckFile(toml, "metrics", "rounds_file", c.metrics.rounds_file, true);
 }

@@ -9,7 +9,8 @@ namespace tributary::server {
 
 inline constexpr uint64_t kLeastInflightBytes = 1 << 16;  // of [limits]; a tile's worth
 
-// Addresses that cannot go together, timeouts in the wrong order, files that cannot be written.
+// Addresses that cannot go together, timeouts in the wrong order, TLS for nobody, files that cannot
+// be written.
 void CheckNodeTogether(TomlReader& toml, const Config& config);
 
 // A root's: the grid's proof, policies against the model's tensors, the budget against an update,

@@ -37,6 +37,13 @@ TEST(AdaptiveDeadlineTest, IsTheCeilingUntilEnoughIsKnownAndWhereItIsNotAdaptive
   EXPECT_EQ(fixed.Next(), S(77));
 }
 
+TEST(ChildDeadlineTest, IsTheParentsLessTheForwardingTimeButAtLeastHalf) {
+  EXPECT_EQ(ChildDeadline(S(60), S(0.5)), S(59.5));
+  EXPECT_EQ(ChildDeadline(S(60), S(29)), S(31));
+  EXPECT_EQ(ChildDeadline(S(60), S(45)), S(30));
+  EXPECT_EQ(ChildDeadline(S(0), S(1)), S(0));
+}
+
 TEST(AdaptiveDeadlineTest, IsTheMarginTimesTheQuantileOfTheLastRounds) {
   AdaptiveDeadline deadline(Adaptive());
   Observe(&deadline, {S(10), S(11), S(12), S(13), S(90)});

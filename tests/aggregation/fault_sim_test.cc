@@ -57,6 +57,7 @@ TEST_P(FaultSimulation, CountsEachUpdateOnceAndEndsInTimeWhateverFails) {
                            "aggregator crashed",
                            "root crashed",
                            "client crashed",
+                           "client left for good",
                            "paused",
                            "partition",
                            "clock stepped",

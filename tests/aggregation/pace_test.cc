@@ -156,6 +156,16 @@ TEST_F(Pace, ForgetsWhoWasNotSeenForLong) {
   EXPECT_NE(tracker.Quantile("here", PaceMetric::kRound, 0.5), std::nullopt);
 }
 
+TEST_F(Pace, TheTableIsBounded) {
+  PaceTracker tracker(PaceOptions{.most_members = 2});
+  for (const char* id : {"a", "b", "c", "a"}) tracker.Observe(id, PaceMetric::kRound, 1);
+  tracker.Missed("d", 5, true);
+  EXPECT_EQ(tracker.members(), 2u);
+  EXPECT_EQ(tracker.Quantile("c", PaceMetric::kRound, 0.5), std::nullopt);
+  tracker.Observe("b", PaceMetric::kRound, 3);
+  EXPECT_EQ(tracker.Quantile("b", PaceMetric::kRound, 1), 3) << "who is in it is followed on";
+}
+
 TEST_F(Pace, IgnoresWhatIsNoMeasurementAndForgetsWhenTold) {
   tracker_.Observe("x", PaceMetric::kRound, std::nan(""));
   tracker_.Observe("x", PaceMetric::kRound, -1);

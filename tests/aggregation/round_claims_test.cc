@@ -184,6 +184,64 @@ TEST_F(Claims, ARackThatHasLostItsClientsIsAwaited) {
   EXPECT_THAT(Accept("r0", 1, {"a"}), ElementsAre("closed"));
 }
 
+// ---- At a region, whose own sum is at its parent's already
+
+class ClosedRegion : public Claims {
+ protected:
+  // r0 and r1 have sent their sums, the region is closed; "late" is a rack that was not in time.
+  void StartClosed(bool reopens) {
+    RoundPlan plan = Plan();
+    plan.reopens = reopens;
+    Start(plan, {Rack("r0", 1, 1), Rack("r1", 1, 1), Rack("late", 1, 1)});
+    Accept("r0", 1, {"a"});
+    Accept("r1", 1, {"b"});
+    EXPECT_THAT(Text(machine_->CloseNow(At(1))), ElementsAre("closed"));
+  }
+};
+
+TEST_F(ClosedRegion, ClaimsAreHeardAndCountInItsSecondSum) {
+  StartClosed(true);
+  EXPECT_THAT(Claim("r1", {"a", "c"}), ElementsAre("claims r1 granted c taken a"));
+  ASSERT_TRUE(machine_->Reopen(At(1)));
+  EXPECT_EQ(machine_->ClaimsOutstanding(), 1u);
+  EXPECT_THAT(Claim("r1", {}, 1, true), IsEmpty());
+  EXPECT_EQ(machine_->ClaimsOutstanding(), 0u);
+  EXPECT_THAT(Text(machine_->Call(At(1))), ElementsAre("collect r1"));
+  EXPECT_THAT(Fold(Second("r1", {"c"})), ElementsAre("closed"));
+  EXPECT_THAT(machine_->Result().contributors, ElementsAre("c"));
+  EXPECT_EQ(machine_->PartsOf("r1", 1), 1u);
+  EXPECT_EQ(machine_->PartsOf("r1", 2), 2u);
+}
+
+TEST_F(ClosedRegion, OfOneClientByTwoRacksAreGrantedOnce) {
+  StartClosed(true);
+  EXPECT_THAT(Claim("r0", {"c"}), ElementsAre("claims r0 granted c taken "));
+  EXPECT_THAT(Claim("r1", {"c"}), IsEmpty());
+  ASSERT_TRUE(machine_->Reopen(At(1)));
+  EXPECT_THAT(Fold(Second("r0", {"c"})), ElementsAre("claims r1 granted  taken c"));
+}
+
+TEST_F(ClosedRegion, TheSumOfWhoWasNotInTimeDoesNotCountAnyMore) {
+  StartClosed(true);
+  EXPECT_THAT(Claim("r1", {"d"}), ElementsAre("claims r1 granted d taken "));
+  EXPECT_EQ(Offer("late", 1, {"d"}).verdict, Verdict::kStale);
+  ASSERT_TRUE(machine_->Reopen(At(1)));
+  EXPECT_EQ(Offer("late", 1, {"d"}).verdict, Verdict::kStale);
+  EXPECT_EQ(Second("r1", {"d"}).verdict, Verdict::kAdmit);
+}
+
+// The root does not open again.
+TEST_F(ClosedRegion, ARootThatHasClosedHearsOfNone) {
+  StartClosed(false);
+  EXPECT_THAT(Claim("r1", {"c"}), IsEmpty());
+}
+
+TEST_F(ClosedRegion, AfterTheDeadlineNoneAreHeard) {
+  StartClosed(true);
+  Timer(61);
+  EXPECT_THAT(Text(machine_->Claim("r1", 1, {.clients = {"c"}}, At(61))), IsEmpty());
+}
+
 // ---- What a faulty rack makes up
 
 std::vector<std::string> MadeUp(uint64_t count, const std::string& prefix = "x") {

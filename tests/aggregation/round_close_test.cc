@@ -133,6 +133,82 @@ TEST_F(Round, ClosesAtItsDeadlineWhereASlowMemberIsKilledJustBefore) {
   }
 }
 
+TEST_F(Round, TheQuorumIsOfThoseWhoStillMayBeIn) {
+  struct Case {
+    double quorum;
+    int members, refused, declined, gone;
+    int accepted;  // by hand: quorum * (members - refused - declined - gone), rounded up
+  };
+  for (const Case& c :
+       {Case{0.5, 10, 0, 0, 0, 5}, Case{0.5, 10, 5, 0, 0, 3}, Case{0.5, 10, 0, 5, 0, 3},
+        Case{0.5, 10, 0, 0, 5, 3}, Case{0.8, 10, 2, 2, 1, 4}, Case{1, 10, 3, 3, 3, 1},
+        Case{0.1, 10, 9, 0, 0, 1}}) {
+    RoundPlan plan = Plan();
+    plan.quorum = c.quorum;
+    std::vector<RoundMachine::Member> members;
+    for (int i = 0; i < c.members; ++i) members.push_back(Client(absl::StrCat(i)));
+    Start(plan, members);
+    int next = 0;
+    for (int i = 0; i < c.refused; ++i) Refused("weight", Offer(absl::StrCat(next++), 0));
+    for (int i = 0; i < c.declined; ++i) machine_->Reported(absl::StrCat(next++), 1, 0, At(1));
+    for (int i = 0; i < c.gone; ++i) LeftForGood(absl::StrCat(next++));
+    int accepted = 0;
+    while (machine_->open()) {
+      ASSERT_LT(next, c.members);
+      Accept(absl::StrCat(next++));
+      ++accepted;
+    }
+    EXPECT_EQ(accepted, c.accepted) << c.quorum << " of " << c.members;
+  }
+}
+
+// Its clients were all refused, or it has none: that is not half of the round.
+TEST_F(Round, ARackThatDeclinesDoesNotCloseTheRoundForTheOthers) {
+  RoundPlan plan = Plan();
+  plan.quorum = 0.5;
+  Start(plan, {Rack("r0"), Rack("r1")});
+  EXPECT_THAT(Text(machine_->Reported("r0", 1, 0, At(1))), IsEmpty());
+  EXPECT_THAT(Accept("r1", 2, {"a", "b"}), ElementsAre("closed"));
+}
+
+// ---- The minimum
+
+TEST_F(Round, TheMinimumCountsClientsWhicheverRacksTheyAreBehind) {
+  RoundPlan plan = Plan();
+  plan.minimum = 4;
+  Start(plan, {Rack("r0"), Client("c")});
+  EXPECT_THAT(Joined(Rack("came later")), ElementsAre("task came later"));
+  Accept("r0", 2, {"a", "b"});
+  Accept("c");
+  EXPECT_THAT(Accept("came later", 1, {"d"}), ElementsAre("closed"));
+  EXPECT_TRUE(machine_->Result().success);
+}
+
+TEST_F(Round, TheMinimumIsNotLessWhereARackHasDied) {
+  RoundPlan plan = Plan();
+  plan.minimum = plan.enough = 4;
+  plan.soft_deadline = absl::Seconds(3);
+  Start(plan, {Rack("r0"), Rack("r1"), Rack("r2")});
+  Accept("r0", 2, {"a", "b"});
+  Left("r1", 1);
+  EXPECT_THAT(Timer(5), IsEmpty()) << "with two of four it would fail: r2 is waited for";
+  EXPECT_THAT(Timer(6), IsEmpty()) << "r1 is given up";
+  EXPECT_THAT(Accept("r2", 1, {"c"}), ElementsAre("closed")) << "nobody is left to wait for";
+  EXPECT_FALSE(machine_->Result().success);
+  EXPECT_THAT(machine_->Result().why_not, AllOf(HasSubstr("3 of the 4"), HasSubstr("1 are gone")));
+}
+
+TEST_F(Round, TheClientsOfADeadRackCountTowardsTheMinimumThroughAnother) {
+  RoundPlan plan = Plan();
+  plan.minimum = plan.enough = 4;
+  plan.soft_deadline = absl::Seconds(3);
+  Start(plan, {Rack("r0"), Rack("r1")});
+  Left("r1", 1);
+  EXPECT_THAT(Accept("r0", 4, {"a", "b", "c", "d"}), IsEmpty());
+  EXPECT_THAT(Timer(3), ElementsAre("closed")) << "enough are in: r1 is not waited for";
+  EXPECT_TRUE(machine_->Result().success);
+}
+
 TEST_F(Round, FailsCleanlyWhenAllAreRefused) {
   RoundPlan plan = Plan();
   plan.minimum = 2;

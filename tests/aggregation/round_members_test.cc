@@ -141,6 +141,50 @@ TEST_F(Round, WaitsUntilTheDeadlineWhereTheGraceIsEndless) {
   EXPECT_THAT(Timer(60), ElementsAre("closed"));
 }
 
+// ---- Who says that it leaves
+
+TEST_F(Round, DoesNotAwaitWhoSaysThatItLeaves) {
+  Start(Plan(), {Client("a"), Client("b")});
+  EXPECT_THAT(Accept("a"), IsEmpty());
+  EXPECT_THAT(LeftForGood("b"), ElementsAre("closed"));
+  EXPECT_EQ(machine_->AnswerOf("b"), Answer::kGone);
+  EXPECT_EQ(machine_->Result().gone, 1u);
+}
+
+TEST_F(Round, AwaitsTheUploadOfWhoLeftUntilItBreaksOff) {
+  Start(Plan(), {Client("a"), Client("b"), Client("c")});
+  const uint64_t kept = Admit("a", 5);
+  const uint64_t broken = Admit("b");
+  LeftForGood("a");
+  LeftForGood("b");
+  EXPECT_EQ(machine_->AnswerOf("a"), Answer::kUploading);
+  EXPECT_EQ(machine_->NextTimer(), At(60)) << "no timer is due for ever";
+  machine_->Aborted(broken, At(2));
+  EXPECT_EQ(machine_->AnswerOf("b"), Answer::kGone);
+  Refused("session", Offer("b", 1, {}, 2));
+  EXPECT_TRUE(machine_->Commit(kept));
+  machine_->Folded(kept, At(2));
+  EXPECT_EQ(machine_->weight(), 5u);
+  EXPECT_THAT(machine_->Awaited(), ElementsAre("c"));
+}
+
+TEST_F(Round, AsksAgainWhoLeftAndIsBackAfterAll) {
+  Start(Plan(), {Client("a"), Client("b")});
+  LeftForGood("b");
+  EXPECT_THAT(Joined(Client("b", 2)), ElementsAre("task b"));
+  EXPECT_THAT(machine_->Awaited(), ElementsAre("a", "b"));
+}
+
+TEST_F(Round, ReplacesWhoLeavesAtOnceWhereACountIsFixed) {
+  RoundPlan plan = Plan();
+  plan.cohort_fraction = 0;
+  plan.cohort_count = 1;
+  Start(plan, {Client("a"), Client("b")});
+  ASSERT_EQ(machine_->Awaited().size(), 1u);
+  const std::string asked = machine_->Awaited()[0];
+  EXPECT_THAT(LeftForGood(asked), ElementsAre(asked == "a" ? "task b" : "task a"));
+}
+
 // ---- Reports and counters
 
 TEST_F(Round, CountsTheClientsBehindEvaluationReports) {
@@ -192,6 +236,61 @@ TEST_F(Round, IsQuietBeforeItBegins) {
   EXPECT_EQ(machine.Offer("a", 1, 7, 1, {}, At(0)).verdict, Verdict::kStale);
   EXPECT_FALSE(machine.open());
   EXPECT_FALSE(machine.closed());
+}
+
+// ---- Ids that come and go
+
+TEST_F(Round, RemembersSoManyWhoCameAndWentAndTakesNobodyNewBeyond) {
+  Start(Plan(), {Client("a")});
+  for (uint64_t i = 0; i < kMostAway; ++i) {
+    EXPECT_FALSE(machine_->Crowded());
+    Joined(Client(absl::StrCat("x", i)));
+    Left(absl::StrCat("x", i));
+  }
+  EXPECT_TRUE(machine_->Crowded());
+  EXPECT_THAT(Joined(Client("new")), IsEmpty());
+  EXPECT_FALSE(machine_->Knows("new"));
+  EXPECT_THAT(Refused("full", Offer("new")).message,
+              AllOf(HasSubstr("\"new\""), HasSubstr("65536")));
+  EXPECT_THAT(Joined(Client("x7", 2)), ElementsAre("task x7")) << "it is known";
+  EXPECT_FALSE(machine_->Crowded()) << "there is one less";
+  EXPECT_THAT(Joined(Client("new")), ElementsAre("task new"));
+  EXPECT_THAT(Accept("a"), IsEmpty()) << "the others are awaited through their grace, as ever";
+}
+
+// Each of them has sent an update, and there is a bound on their weights.
+TEST_F(Round, WhoHasLeftAnUpdateIsNotOfThoseWhoCameAndWent) {
+  RoundPlan plan = Plan();
+  plan.max_weight = kMostAway + 10;
+  Start(plan, {Client("a")});
+  for (uint64_t i = 0; i <= kMostAway; ++i) {
+    const std::string id = absl::StrCat("x", i);
+    Joined(Client(id));
+    if (i % 2 == 0) {
+      Accept(id);
+      Left(id);
+    } else {
+      const uint64_t ticket = Commit(id);
+      Left(id);
+      machine_->Folded(ticket, At(1));
+    }
+  }
+  EXPECT_FALSE(machine_->Crowded());
+  EXPECT_THAT(Joined(Client("new")), ElementsAre("task new"));
+}
+
+TEST_F(Round, WhoIsNotInTheCohortIsForgottenWhenItLeaves) {
+  RoundPlan plan = Plan();
+  plan.cohort_fraction = 0;
+  plan.cohort_count = 1;
+  Start(plan, {Client("a")});
+  for (uint64_t i = 0; i <= kMostAway; ++i) {
+    const std::string id = absl::StrCat("x", i);
+    Joined(Client(id));
+    Left(id);
+    ASSERT_FALSE(machine_->Knows(id));
+  }
+  EXPECT_FALSE(machine_->Crowded());
 }
 
 TEST_F(Round, TakesAHundredThousandMembersWithoutWalkingThemPerEvent) {

@@ -107,6 +107,9 @@ class Round : public ::testing::Test {
   std::vector<std::string> Left(const std::string& id, int64_t at = 1, uint64_t epoch = 1) {
     return Text(machine_->Left(id, epoch, At(at)));
   }
+  std::vector<std::string> LeftForGood(const std::string& id, int64_t at = 1) {
+    return Text(machine_->Left(id, 1, At(at), true));
+  }
   std::vector<std::string> Joined(const RoundMachine::Member& member, int64_t at = 1) {
     return Text(machine_->Joined(member, At(at)));
   }

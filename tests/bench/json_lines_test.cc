@@ -33,9 +33,9 @@ TEST_F(JsonLinesTest, GivesWholeLinesInOrderAndPassesOverWhatIsNotJson) {
   JsonLines lines(reader());
   Write("{\"n\":1}\nno json\n{\"n\":");
   EXPECT_EQ((*lines.Next())["n"], 1);
-  EXPECT_TRUE(absl::IsDeadlineExceeded(lines.Next(absl::InfinitePast()).status()));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(lines.Next(Deadline::Now()).status()));
   Write("2}\n");
-  EXPECT_EQ((*lines.Next(absl::InfinitePast()))["n"], 2) << "it is there";
+  EXPECT_EQ((*lines.Next(Deadline::Now()))["n"], 2) << "it is there";
 }
 
 TEST_F(JsonLinesTest, EndsWithItsWriter) {

@@ -19,11 +19,12 @@ ByteSpan Bytes(const std::string& text) {
 
 }  // namespace
 
-FakeAggregator::FakeAggregator(int port, const std::function<void(FakeAggregator&)>& setup) {
+FakeAggregator::FakeAggregator(int port, const std::function<void(FakeAggregator&)>& setup,
+                               std::shared_ptr<grpc::ServerCredentials> credentials) {
   if (setup) setup(*this);
+  if (credentials == nullptr) credentials = grpc::InsecureServerCredentials();
   grpc::ServerBuilder builder;
-  builder.AddListeningPort(absl::StrCat("127.0.0.1:", port), grpc::InsecureServerCredentials(),
-                           &port_);
+  builder.AddListeningPort(absl::StrCat("127.0.0.1:", port), credentials, &port_);
   builder.AddChannelArgument(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   builder.RegisterService(this);
   server_ = builder.BuildAndStart();

@@ -41,8 +41,9 @@ struct DownloadScript {
 
 class FakeAggregator final : public v1::Aggregator::Service {
  public:
-  // Port 0: any. `setup` is called before the first client can come.
-  explicit FakeAggregator(int port = 0, const std::function<void(FakeAggregator&)>& setup = {});
+  // Port 0: any. `setup` is called before the first client can come. Null credentials: no TLS.
+  explicit FakeAggregator(int port = 0, const std::function<void(FakeAggregator&)>& setup = {},
+                          std::shared_ptr<grpc::ServerCredentials> credentials = nullptr);
   ~FakeAggregator() override { Kill(); }
   int port() const { return port_; }
   std::string endpoint() const;

@@ -236,6 +236,9 @@ TEST_F(Examined, TheConfigsGidIndexIsTakenAtItsWord) {
   config_.transport.roce.gid_index = 9;
   const Report empty = Examine({.config = &config_, .file = "f", .peer = ""}, env_);
   EXPECT_EQ(At(empty, "rdma.gids mlx5_0/1").verdict, Verdict::kFail);
+  config_.transport.roce.port = 2;  // the index is in that port's table
+  const Report other = Examine({.config = &config_, .file = "f", .peer = ""}, env_);
+  EXPECT_EQ(At(other, "rdma.gids mlx5_0/1").verdict, Verdict::kOk);
 }
 
 TEST_F(Examined, MemlockCountsTheArenasOfChildrenAndOfTheParent) {

@@ -3,6 +3,8 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <thread>
 #include <vector>
@@ -40,6 +42,9 @@ class SteadyTrainer final : public client::Trainer {
     }
     return result;
   }
+  void OnNotice(const std::string& what) override {
+    std::fprintf(stderr, "%s: %s\n", id_.c_str(), what.c_str());
+  }
   absl::StatusOr<std::vector<v1::Metric>> Evaluate(const client::TrainTask&) override {
     v1::Metric metric;
     metric.set_name("test_accuracy");
@@ -53,10 +58,26 @@ class SteadyTrainer final : public client::Trainer {
   const int think_ms_;
 };
 
+std::string Read(const std::string& path) {
+  std::ifstream file(path);
+  return std::string((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+}
+
+// True where `argument` is one of TLS.
+bool TakeTls(const std::string& argument, TlsClientOptions* tls) {
+  const size_t equals = argument.find('=');
+  if (!argument.starts_with("--") || equals == std::string::npos) return false;
+  const std::string key = argument.substr(2, equals - 2), path = argument.substr(equals + 1);
+  if (key == "ca") tls->ca_pem = Read(path);
+  if (key == "cert") tls->cert_pem = Read(path);
+  if (key == "key") tls->key_pem = Read(path);
+  return true;
+}
+
 }  // namespace
 }  // namespace tributary
 
-// e2e_client ID THINK_MS ENDPOINT...
+// e2e_client ID THINK_MS [--ca=FILE] [--cert=FILE --key=FILE] ENDPOINT...
 int main(int argc, char** argv) {
   using namespace tributary;
   if (argc < 4) return 2;
@@ -67,7 +88,18 @@ int main(int argc, char** argv) {
   SteadyTrainer trainer(argv[1], std::stoi(argv[2]));
   client::ClientOptions options;
   options.id = argv[1];
-  options.endpoints.assign(argv + 3, argv + argc);
+  TlsClientOptions tls;
+  for (int i = 3; i < argc; ++i) {
+    if (!TakeTls(argv[i], &tls)) options.endpoints.emplace_back(argv[i]);
+  }
+  if (!tls.ca_pem.empty()) {
+    auto settings = client::TlsSettings::Create(tls);
+    if (!settings.ok()) {
+      std::fprintf(stderr, "%s\n", Text(settings.status()).c_str());
+      return 2;
+    }
+    options.tls = *std::move(settings);
+  }
   options.examples = 10;
   options.backoff_max = absl::Milliseconds(500);
   auto client = client::Client::Create(options, &trainer);

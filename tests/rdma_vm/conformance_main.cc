@@ -44,7 +44,7 @@ class TwoHosts final : public Harness {
   Fabric& client() override { return ClientFabric(transport_); }
   std::string listen_address() const override { return absl::StrCat(server_ip, ":0"); }
   std::string nobody() const override { return absl::StrCat(server_ip, ":9"); }
-  absl::Time In(absl::Duration wait) const override { return absl::Now() + wait; }
+  Deadline In(absl::Duration wait) const override { return Deadline::After(wait); }
   std::string transport() const override { return transport_; }
 
  private:

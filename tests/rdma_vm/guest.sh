@@ -3,6 +3,8 @@
 number=$1
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp
 ulimit -l unlimited
+# As is usual on servers. With huge pages for everything, a thread's stack alone hides what a link may leave behind.
+echo madvise >/sys/kernel/mm/transparent_hugepage/enabled
 ip link set lo up
 ip link set eth0 mtu 4200 up
 ip addr add "10.7.0.$number/24" dev eth0

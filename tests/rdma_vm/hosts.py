@@ -139,14 +139,49 @@ def mend():
     subprocess.run("tc qdisc del dev eth0 root", shell=True, check=True)
 
 
-def expect_ok(receiver, sender, what, within=120):
+def expect_given_back(report, what):
+    """Its link is gone and its fabric is not: what the process holds is what it held before."""
+    before, after = report["before"], report["after"]
+    check(after["fds"] <= before["fds"] + report["kept_fds"], f"{what}: descriptors are left: {report}")
+    check(before["queue_pairs"] == after["queue_pairs"] == 0, f"{what}: queue pairs are left: {report}")
+    # Half of a link's memory is used in each direction, 8 MiB; threads and allocators keep some hundred KiB.
+    check(after["kb"] <= before["kb"] + 4096, f"{what}: memory is left: {report}")
+
+
+def expect_sent(receiver, sender, what, within=120):
+    """Both sides' reports of a stream that went well."""
     sent, got = sender.report(within), receiver.report(within)
     check(sent["code"] == "OK", f"{what}: the sender says {sent}")
     check(got["code"] == "OK", f"{what}: the receiver says {got}")
-    return got["seconds"]
+    for side, report in (("sender", sent), ("receiver", got)):
+        check((report["transport"] == "roce") == (report["queue_pairs"] > 0), f"{what}: queue pairs at work: {report}")
+        expect_given_back(report, f"{what}, the {side}")
+    return sent, got
+
+
+def expect_ok(receiver, sender, what, within=120):
+    return expect_sent(receiver, sender, what, within)[1]["seconds"]
+
+
+undisturbed = {}
+
+
+def expect_no_spin(transport, chunks, sent, got, what):
+    """Who waits for a network that loses or delays sleeps: no more CPU than undisturbed, but for what is done again
+    and a small share of the time that is waited."""
+    if (transport, chunks) not in undisturbed:
+        undisturbed[transport, chunks] = expect_sent(*pair(transport, chunks)[:2], "undisturbed")
+    said = []
+    for side, now, plain in zip(("sender", "receiver"), (sent, got), undisturbed[transport, chunks]):
+        waited = max(0.0, now["seconds"] - plain["seconds"])
+        limit = 2 * plain["cpu_seconds"] + 0.3 * waited + 0.2
+        said.append(f"{side} {now['cpu_seconds']:.2f} s of CPU ({plain['cpu_seconds']:.2f} undisturbed)")
+        check(now["cpu_seconds"] <= limit, f"{what}: {said[-1]} in {now['seconds']:.1f} s, the limit is {limit:.2f} s")
+    return ", ".join(said)
 
 
 def expect_error(report, within, what):
+    expect_given_back(report, what)
     check(report["code"] in ("UNAVAILABLE", "DATA_LOSS"), f"{what}: {report}")
     check("peer \"" in report["message"], f"{what}: the peer is not named: {report}")
     check(report["seconds"] < within, f"{what}: noticed after {report['seconds']} s, the limit is {within}")

@@ -4,7 +4,6 @@
 #include <mutex>
 #include <utility>
 
-#include "absl/time/clock.h"
 #include "tests/rdma_vm/remote.h"
 #include "tests/rdma_vm/words.h"
 
@@ -79,7 +78,7 @@ class RemoteLink final : public Link, private ChunkOwner {
       : caller_(std::move(caller)), words_(std::move(accepted)) {}
   ~RemoteLink() override { (void)caller_->Call({"destroy", words_[0]}); }
 
-  absl::StatusOr<Chunk> Borrow(absl::Time deadline) override {
+  absl::StatusOr<Chunk> Borrow(Deadline deadline) override {
     auto got = caller_->Call({"borrow", words_[0], DeadlineWord(deadline)});
     if (!got.ok()) return got.status();
     return (new RemoteLease(caller_, (*got)[0], std::string(chunk_bytes(), '\0')))->Lend();
@@ -94,7 +93,7 @@ class RemoteLink final : public Link, private ChunkOwner {
     delete lease;
     return status;
   }
-  absl::StatusOr<Chunk> Receive(absl::Time deadline) override {
+  absl::StatusOr<Chunk> Receive(Deadline deadline) override {
     auto got = caller_->Call({"receive", words_[0], DeadlineWord(deadline)});
     if (!got.ok()) return got.status();
     const size_t size = (*got)[2].size();
@@ -103,7 +102,7 @@ class RemoteLink final : public Link, private ChunkOwner {
     chunk.tag() = TagOf((*got)[1]);
     return chunk;
   }
-  absl::Status Close(absl::Time deadline) override {
+  absl::Status Close(Deadline deadline) override {
     return caller_->Call({"close", words_[0], DeadlineWord(deadline)}).status();
   }
   void Cancel(const std::string& why) override { (void)caller_->Call({"cancel", words_[0], why}); }
@@ -134,7 +133,7 @@ class RemoteListener final : public Listener {
   RemoteListener(std::shared_ptr<Caller> caller, Words made)
       : caller_(std::move(caller)), words_(std::move(made)) {}
   ~RemoteListener() override { (void)caller_->Call({"drop listener", words_[0]}); }
-  absl::StatusOr<std::unique_ptr<Link>> Accept(absl::Time deadline) override {
+  absl::StatusOr<std::unique_ptr<Link>> Accept(Deadline deadline) override {
     auto got = caller_->Call({"accept", words_[0], DeadlineWord(deadline)});
     if (!got.ok()) return got.status();
     return std::make_unique<RemoteLink>(caller_, std::move(*got));

@@ -10,7 +10,6 @@
 #include <thread>
 #include <utility>
 
-#include "absl/time/clock.h"
 #include "base/status.h"
 #include "tests/rdma_vm/remote.h"
 #include "tests/rdma_vm/words.h"

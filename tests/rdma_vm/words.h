@@ -68,13 +68,12 @@ inline int64_t NumberOf(const std::string& word) {
   return value;
 }
 // Clocks of two hosts differ: a deadline travels as what is left of it, -1 without end.
-inline std::string DeadlineWord(absl::Time deadline) {
-  if (deadline == absl::InfiniteFuture()) return "-1";
-  return absl::StrCat(std::max<int64_t>(0, absl::ToInt64Milliseconds(deadline - absl::Now())));
+inline std::string DeadlineWord(Deadline deadline) {
+  return deadline.infinite() ? "-1" : absl::StrCat(absl::ToInt64Milliseconds(deadline.Left()));
 }
-inline absl::Time DeadlineOf(const std::string& word) {
+inline Deadline DeadlineOf(const std::string& word) {
   const int64_t millis = NumberOf(word);
-  return millis < 0 ? absl::InfiniteFuture() : absl::Now() + absl::Milliseconds(millis);
+  return millis < 0 ? Deadline::Infinite() : Deadline::After(absl::Milliseconds(millis));
 }
 inline std::string TagWord(const ChunkTag& tag) {
   return std::string(reinterpret_cast<const char*>(&tag), sizeof(tag));

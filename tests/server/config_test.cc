@@ -6,11 +6,13 @@
 
 #include <filesystem>
 #include <fstream>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status.h"
+#include "server/fabrics.h"
 
 namespace tributary::server {
 namespace {
@@ -134,6 +136,82 @@ TEST(ConfigTest, SectionOfATransportIsReadAndItsKeysAreChecked) {
               HasSubstr("path_mtu = 1500 is not 0, 256, 512, 1024, 2048 or 4096"));
 }
 
+TEST(ConfigTest, WhatTransportSaysReachesLinksAndTheirDevices) {
+  const auto config = ParseConfig(absl::StrCat(kRack, R"([transport]
+kind = "roce"
+lanes = 3
+slots = 5
+heartbeat_s = 0.5
+heartbeats_missed = 7
+progress_timeout_s = 9
+[transport.roce]
+device = "mlx5_1"
+port = 2
+gid_index = 4
+path_mtu = 2048
+traffic_class = 106
+hop_limit = 3
+service_level = 6
+ack_timeout_s = 0.016
+retries = 5
+arena_bytes = "64MiB"
+)"),
+                                  "c.toml");
+  ASSERT_TRUE(config.ok()) << config.status();
+  const transport::LinkOptions link = LinkOptionsOf(config->transport);
+  EXPECT_EQ(link.lanes, 3u);
+  EXPECT_EQ(link.slots, 5u);
+  EXPECT_EQ(link.heartbeat, absl::Milliseconds(500));
+  EXPECT_EQ(link.heartbeats_missed, 7);
+  EXPECT_EQ(link.progress_timeout, absl::Seconds(9));
+  const transport::RoceOptions roce = RoceOptionsOf(config->transport);
+  EXPECT_EQ(roce.device, "mlx5_1");
+  EXPECT_EQ(roce.port, 2u);
+  EXPECT_EQ(roce.gid_index, 4);
+  EXPECT_EQ(roce.path_mtu, 2048u);
+  EXPECT_EQ(roce.traffic_class, 106u);
+  EXPECT_EQ(roce.hop_limit, 3u);
+  EXPECT_EQ(roce.service_level, 6u);
+  EXPECT_EQ(roce.ack_timeout, absl::Milliseconds(16));
+  EXPECT_EQ(roce.retries, 5u);
+  EXPECT_EQ(roce.arena_bytes, size_t{64} << 20);
+}
+
+// A config that says nothing leaves the transports' own defaults.
+TEST(ConfigTest, DefaultsOfTransportAreThoseOfLinksAndDevices) {
+  const transport::LinkOptions link = LinkOptionsOf({});
+  EXPECT_EQ(link.lanes, transport::LinkOptions().lanes);
+  EXPECT_EQ(link.slots, transport::LinkOptions().slots);
+  EXPECT_EQ(link.heartbeat, transport::LinkOptions().heartbeat);
+  EXPECT_EQ(link.heartbeats_missed, transport::LinkOptions().heartbeats_missed);
+  EXPECT_EQ(link.progress_timeout, transport::LinkOptions().progress_timeout);
+  const transport::RoceOptions roce = RoceOptionsOf({});
+  EXPECT_EQ(roce.port, transport::RoceOptions().port);
+  EXPECT_EQ(roce.service_level, transport::RoceOptions().service_level);
+  EXPECT_EQ(roce.ack_timeout, transport::RoceOptions().ack_timeout);
+  EXPECT_EQ(roce.retries, transport::RoceOptions().retries);
+  EXPECT_EQ(roce.arena_bytes, transport::RoceOptions().arena_bytes);
+}
+
+TEST(ConfigTest, RoceNumbersOutOfRangeNameTheRange) {
+  const std::string roce = absl::StrCat(kRack, "[transport]\nkind = \"roce\"\n[transport.roce]\n");
+  ASSERT_EQ(Findings(absl::StrCat(
+                roce, "port = 1\nservice_level = 15\nack_timeout_s = 60\nretries = 7\n")),
+            "");
+  const std::vector<std::pair<std::string, std::string>> rows = {
+      {"port = 256", "0 to 255"},
+      {"service_level = 16", "0 to 15"},
+      {"ack_timeout_s = 0", "1e-05 to 60"},
+      {"ack_timeout_s = 61", "1e-05 to 60"},
+      {"retries = 0", "1 to 7"},
+      {"retries = 8", "1 to 7"},
+  };
+  for (const auto& [line, range] : rows) {
+    EXPECT_THAT(Findings(absl::StrCat(roce, line, "\n")),
+                AllOf(HasSubstr(absl::StrCat("[transport.roce] ", line)), HasSubstr(range)));
+  }
+}
+
 TEST(ConfigTest, FaultsOnPurposeAreARacks) {
   const std::string faults = "[transport.faults]\nstall_after = 5\ncut_after = 9\n";
   const auto config = ParseConfig(absl::StrCat(kRack, faults), "c.toml");
@@ -231,6 +309,9 @@ TEST(ConfigTest, NumbersOutOfRangeNameTheRange) {
       {"deadline_s = 600", "deadline_s = inf", {"31:14", "out of range"}},
       {"keep = 3", "keep = 0", {"37:8", "1 to 1000"}},
       {"heartbeat_s = 1", "heartbeat_s = 0", {"8:15", "0.05 to 3600"}},
+      {"heartbeat_s = 1",
+       "heartbeats_missed = 0",
+       {"8:21", "[transport] heartbeats_missed = 0", "1 to 1000"}},
   });
 }
 

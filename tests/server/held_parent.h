@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "aggregation/layout.h"
+#include "base/deadline.h"
 #include "server/uplink.h"
 #include "transport/tcp.h"
 #include "tributary/v1/client_service.grpc.pb.h"
@@ -66,7 +66,7 @@ class HeldParent final : public v1::Aggregator::Service {
   std::string endpoint() const { return absl::StrCat("127.0.0.1:", port_); }
   // The next link of the child; null where none comes.
   std::unique_ptr<transport::Link> Accept() {
-    auto link = listener_->Accept(absl::Now() + kLimit);
+    auto link = listener_->Accept(Deadline::After(kLimit));
     EXPECT_TRUE(link.ok()) << link.status();
     return link.ok() ? *std::move(link) : nullptr;
   }

@@ -45,7 +45,7 @@ class ModelStreamTest : public testing::Test {
     auto listener = parent_->Listen("", options);
     EXPECT_TRUE(listener.ok()) << listener.status();
     auto out = child_->Connect((*listener)->address(), options);
-    auto in = (*listener)->Accept(absl::Now() + kPatience);
+    auto in = (*listener)->Accept(Deadline::After(kPatience));
     EXPECT_TRUE(out.ok() && in.ok());
     down_ = *std::move(in);
     up_ = *std::move(out);
@@ -72,7 +72,7 @@ class ModelStreamTest : public testing::Test {
     absl::StatusOr<std::shared_ptr<const ModelVersion>> got = nullptr;
     StreamReader reader;
     while (got.ok() && *got == nullptr) {
-      auto chunk = up_->Receive(absl::Now() + kPatience);
+      auto chunk = up_->Receive(Deadline::After(kPatience));
       if (!chunk.ok()) {
         got = chunk.status();
         break;

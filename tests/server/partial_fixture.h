@@ -258,7 +258,7 @@ class ChildEnd {
   void Receive() {
     StreamReader reader;
     while (true) {
-      auto chunk = link_->Receive(absl::InfiniteFuture());
+      auto chunk = link_->Receive(Deadline::Infinite());
       if (!chunk.ok()) {
         end_ = chunk.status();
         return;

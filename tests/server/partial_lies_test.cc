@@ -65,7 +65,7 @@ class PartialLies : public ::testing::Test {
   // A data chunk that says to be number `index` of stream `stream`.
   void Send(uint64_t index, const std::vector<uint8_t>& bytes,
             uint64_t stream = PartialStreamId(1)) {
-    auto chunk = end_->link()->Borrow(absl::Now() + kLimit);
+    auto chunk = end_->link()->Borrow(Deadline::After(kLimit));
     ASSERT_TRUE(chunk.ok()) << chunk.status();
     chunk->tag() = {.stream = stream, .index = 1 + index, .a = 1, .b = 1 + kChunks + 1};
     std::copy(bytes.begin(), bytes.end(), chunk->data());

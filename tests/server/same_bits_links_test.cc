@@ -35,7 +35,7 @@ class SameBitsLinksTest : public testing::TestWithParam<std::string> {
     auto listener = parent_->Listen(GetParam() == "tcp" ? "127.0.0.1:0" : "", options);
     EXPECT_TRUE(listener.ok()) << listener.status();
     const auto out = child_->Connect((*listener)->address(), options);
-    const auto in = (*listener)->Accept(absl::Now() + kPatience);
+    const auto in = (*listener)->Accept(Deadline::After(kPatience));
     EXPECT_TRUE(out.ok() && in.ok()) << out.status() << in.status();
     std::thread sender([&] {
       const absl::Status status = SendStream(
@@ -47,7 +47,7 @@ class SameBitsLinksTest : public testing::TestWithParam<std::string> {
     arrived->first_id = first_id;
     StreamReader reader;
     while (arrived->chunks.size() < sum.chunk_count()) {
-      const auto chunk = (*in)->Receive(absl::Now() + kPatience);
+      const auto chunk = (*in)->Receive(Deadline::After(kPatience));
       EXPECT_TRUE(chunk.ok()) << chunk.status();
       if (!chunk.ok()) break;
       const auto got = reader.Feed(*chunk);

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "absl/time/clock.h"
 #include "aggregation/layout.h"
+#include "base/deadline.h"
 #include "server/fabrics.h"
 #include "tests/server/lent_fabric.h"
 #include "tests/transport/harness.h"
@@ -19,7 +19,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-absl::Time Soon() { return absl::Now() + absl::Seconds(30); }
+Deadline Soon() { return Deadline::After(absl::Seconds(30)); }
 
 TEST(LinkPlaces, ChildIsToldThePortOrWhatIsAdvertised) {
   auto told = PlacesToTell("tcp", "0.0.0.0:7071", "");

@@ -114,7 +114,7 @@ class UplinkTest : public testing::Test {
 // Reads chunks up to and with the stream's header.
 void ReadHeader(transport::Link& link, StreamReader* reader, v1::PartialSumHeader* header) {
   while (true) {
-    const auto chunk = link.Receive(absl::Now() + kPatience);
+    const auto chunk = link.Receive(Deadline::After(kPatience));
     ASSERT_TRUE(chunk.ok()) << chunk.status();
     const auto got = reader->Feed(*chunk);
     ASSERT_TRUE(got.ok()) << got.status();
@@ -150,7 +150,7 @@ std::vector<std::vector<uint8_t>> ReadAll(transport::Link& link, v1::PartialSumH
   Answer(link, *header, false, have);
   reader.AllowStartAt(have.size());
   while (true) {
-    auto chunk = link.Receive(absl::Now() + kPatience);
+    auto chunk = link.Receive(Deadline::After(kPatience));
     EXPECT_TRUE(chunk.ok()) << chunk.status();
     if (!chunk.ok()) return chunks;
     const auto got = reader.Feed(*chunk);
@@ -194,7 +194,7 @@ absl::StatusOr<transport::Chunk> Begin(transport::Link& link) {
   v1::PartialSumHeader header;
   ReadHeader(link, &reader, &header);
   Answer(link, header, false);
-  return link.Receive(absl::Now() + kPatience);
+  return link.Receive(Deadline::After(kPatience));
 }
 
 // The parent does not read: a caller that waited for the forwarder would wait with it.

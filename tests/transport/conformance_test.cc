@@ -42,8 +42,8 @@ class Conformance : public ::testing::TestWithParam<std::string> {
     pair.client = std::move(connected).value();
     return pair;
   }
-  absl::Time Soon() const { return harness_->In(absl::Seconds(30)); }
-  absl::Time Shortly() const { return harness_->In(absl::Milliseconds(50)); }
+  Deadline Soon() const { return harness_->In(absl::Seconds(30)); }
+  Deadline Shortly() const { return harness_->In(absl::Milliseconds(50)); }
 
   std::unique_ptr<Harness> harness_;
 };
@@ -51,7 +51,7 @@ class Conformance : public ::testing::TestWithParam<std::string> {
 // Byte j of chunk i: a pattern that shows a chunk out of place and a byte out of place.
 uint8_t Pattern(uint64_t i, size_t j) { return static_cast<uint8_t>(i * 131 + j * 7 + (j >> 8)); }
 
-absl::Status SendPattern(Link& link, uint64_t i, size_t bytes, absl::Time deadline) {
+absl::Status SendPattern(Link& link, uint64_t i, size_t bytes, Deadline deadline) {
   auto chunk = link.Borrow(deadline);
   if (!chunk.ok()) return chunk.status();
   for (size_t j = 0; j < bytes; ++j) chunk->data()[j] = Pattern(i, j);
@@ -288,8 +288,8 @@ TEST_P(Conformance, CancelInFullFlightEndsItsLinkOnBothSidesAndNoOther) {
         ++whole;
       }
     });
-    const absl::Time limit = Soon();
-    while (whole < 20 && harness_->In(absl::ZeroDuration()) < limit) {
+    const Deadline limit = Soon();
+    while (whole < 20 && harness_->In(absl::ZeroDuration()).at() < limit.at()) {
       EXPECT_FALSE(pair.client->Receive(harness_->In(absl::Milliseconds(1))).ok());
     }
     canceller.Cancel("enough");
@@ -321,10 +321,10 @@ TEST_P(Conformance, ReceiveSaysDeadlineExceededAndGoesOn) {
   const absl::Status status = pair.server->Receive(Shortly()).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_THAT(std::string(status.message()), HasSubstr("peer \"client\""));
-  EXPECT_EQ(pair.server->Receive(absl::InfinitePast()).status().code(),
+  EXPECT_EQ(pair.server->Receive(Deadline::Now()).status().code(),
             absl::StatusCode::kDeadlineExceeded);
-  ASSERT_EQ(SendPattern(*pair.client, 0, 10, absl::InfiniteFuture()), absl::OkStatus());
-  auto chunk = pair.server->Receive(absl::InfiniteFuture());
+  ASSERT_EQ(SendPattern(*pair.client, 0, 10, Deadline::Infinite()), absl::OkStatus());
+  auto chunk = pair.server->Receive(Deadline::Infinite());
   ASSERT_TRUE(chunk.ok()) << chunk.status();
   EXPECT_TRUE(IsPattern(*chunk, 0, 10));
 }
@@ -333,12 +333,13 @@ TEST_P(Conformance, CallerWhoOnlyAsksWhatIsThereIsServed) {
   Pair pair = Make();
   for (uint64_t i = 0; i < 40; ++i) {
     ASSERT_EQ(SendPattern(*pair.client, i, 20, Soon()), absl::OkStatus());
-    const absl::Time limit = Soon();
-    absl::StatusOr<Chunk> chunk = pair.server->Receive(absl::InfinitePast());
-    while (absl::IsDeadlineExceeded(chunk.status()) && harness_->In(absl::ZeroDuration()) < limit) {
+    const Deadline limit = Soon();
+    absl::StatusOr<Chunk> chunk = pair.server->Receive(Deadline::Now());
+    while (absl::IsDeadlineExceeded(chunk.status()) &&
+           harness_->In(absl::ZeroDuration()).at() < limit.at()) {
       // Lets time pass, which a simulated one does only in waits: on the side where nothing comes.
       EXPECT_FALSE(pair.client->Receive(harness_->In(absl::Milliseconds(1))).ok());
-      chunk = pair.server->Receive(absl::InfinitePast());
+      chunk = pair.server->Receive(Deadline::Now());
     }
     ASSERT_TRUE(chunk.ok()) << chunk.status();
     EXPECT_TRUE(IsPattern(*chunk, i, 20));

@@ -1,16 +1,14 @@
 // What holds in the long run. The fast run does a short form; TRIBUTARY_FULL is the whole.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "base/checksum.h"
+#include "tests/transport/account.h"
 #include "tests/transport/harness.h"
 #include "transport/link.h"
 
@@ -35,18 +33,6 @@ constexpr int kReconnects = 300;
 constexpr uint64_t kStreamBytes = uint64_t{192} << 20;
 #endif
 
-size_t OpenFds() {
-  const std::filesystem::directory_iterator fds("/proc/self/fd");
-  return static_cast<size_t>(std::distance(begin(fds), end(fds)));
-}
-
-size_t ResidentBytes() {
-  size_t pages = 0;
-  size_t resident = 0;
-  std::ifstream("/proc/self/statm") >> pages >> resident;
-  return resident * static_cast<size_t>(sysconf(_SC_PAGESIZE));
-}
-
 class Endurance : public ::testing::TestWithParam<std::string> {
  protected:
   std::unique_ptr<Listener> ListenHere(const LinkOptions& options) {
@@ -54,7 +40,7 @@ class Endurance : public ::testing::TestWithParam<std::string> {
     EXPECT_TRUE(listener.ok()) << listener.status();
     return std::move(listener).value();
   }
-  absl::Time Soon() const { return harness_->In(absl::Seconds(60)); }  // in the fabric's own time
+  Deadline Soon() const { return harness_->In(absl::Seconds(60)); }  // in the fabric's own time
   const std::unique_ptr<Harness> harness_ = MakeHarness(GetParam());
 };
 
@@ -87,8 +73,8 @@ TEST_P(Endurance, ReconnectsLeaveNeitherDescriptorsNorMemoryBehind) {
   // The listener's thread may still hold the last sockets for a moment; none may pile up.
   EXPECT_LE(OpenFds(), fds + 8);
   // Queue pairs and their like (RoCE): the listener's side may still tear the last ones down.
-  const absl::Time patience = absl::Now() + absl::Seconds(60);
-  while (harness_->live_objects() > objects && absl::Now() < patience) std::this_thread::yield();
+  const Deadline patience = Deadline::After(absl::Seconds(60));
+  while (harness_->live_objects() > objects && !patience.Expired()) std::this_thread::yield();
   EXPECT_LE(harness_->live_objects(), objects);
   // Nine tenths of the links came after the mark: 1 KiB lost by each would be seen in the full run.
   EXPECT_LE(ResidentBytes(), resident + (size_t{8} << 20) + kReconnects * kKeptForALink);

@@ -175,7 +175,8 @@ int FakeVerbs::QueryDevice(ibv_context*, ibv_device_attr* attributes) {
 int FakeVerbs::QueryPort(ibv_context*, uint8_t port, ibv_port_attr* attributes) {
   std::lock_guard lock(mutex_);
   if (Fails("QueryPort")) return errno;
-  if (port != 1) return EINVAL;
+  const auto has = [port](const ibv_gid_entry& entry) { return entry.port_num == port; };
+  if (std::none_of(gids.begin(), gids.end(), has)) return EINVAL;
   *attributes = port_attributes;
   return 0;
 }

@@ -19,8 +19,9 @@
 
 namespace tributary::transport::roce {
 
-// One device "fake0" whose port has the GIDs of 127.0.0.1 and ::1. A thread of its own is the wire:
-// it takes requests of one queue pair in order, and of several in a random one.
+// One device "fake0" whose ports are those of `gids`: one, with the GIDs of 127.0.0.1 and ::1. A
+// thread of its own is the wire: it takes requests of one queue pair in order, and of several in a
+// random one.
 class FakeVerbs final : public VerbsApi {
  public:
   FakeVerbs();

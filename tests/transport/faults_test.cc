@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/transport/account.h"
 #include "tests/transport/harness.h"
 #include "transport/faults.h"
 #include "transport/sim.h"
@@ -16,7 +17,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-absl::Time Soon() { return absl::Now() + absl::Seconds(30); }
+Deadline Soon() { return Deadline::After(absl::Seconds(30)); }
 
 class Faulty : public ::testing::TestWithParam<std::string> {
  protected:
@@ -35,7 +36,7 @@ class Faulty : public ::testing::TestWithParam<std::string> {
     client_ = std::move(*client);
     server_ = std::move(*server);
   }
-  absl::Status SendOne(uint64_t index, size_t bytes, absl::Time deadline) {
+  absl::Status SendOne(uint64_t index, size_t bytes, Deadline deadline) {
     auto chunk = client_->Borrow(deadline);
     if (!chunk.ok()) return chunk.status();
     std::fill_n(chunk->data(), bytes, static_cast<uint8_t>(index));
@@ -80,12 +81,12 @@ TEST_P(Faulty, StallAfterNHoldsTheSenderUntilItsDeadlineOrCancel) {
   Make(faults);
   EXPECT_EQ(SendOne(0, 10, Soon()), absl::OkStatus());
   EXPECT_EQ(SendOne(1, 10, Soon()), absl::OkStatus());
-  EXPECT_EQ(SendOne(2, 10, absl::Now() + absl::Milliseconds(30)).code(),
+  EXPECT_EQ(SendOne(2, 10, Deadline::After(absl::Milliseconds(30))).code(),
             absl::StatusCode::kDeadlineExceeded);
   EXPECT_TRUE(server_->Receive(Soon()).ok());
   EXPECT_TRUE(server_->Receive(Soon()).ok());
   absl::Status status;
-  std::thread waiter([&] { status = SendOne(2, 10, absl::InfiniteFuture()); });
+  std::thread waiter([&] { status = SendOne(2, 10, Deadline::Infinite()); });
   client_->Cancel("enough");
   waiter.join();
   EXPECT_EQ(status, absl::CancelledError("enough"));
@@ -96,7 +97,7 @@ TEST_P(Faulty, StalledSenderIsWokenByItsPeersEndToo) {
   faults.stall_after = 0;
   Make(faults);
   server_.reset();
-  EXPECT_EQ(SendOne(0, 10, absl::InfiniteFuture()).code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(SendOne(0, 10, Deadline::Infinite()).code(), absl::StatusCode::kUnavailable);
 }
 
 TEST_P(Faulty, CutAfterNEndsTheLinkOnBothSides) {
@@ -121,18 +122,30 @@ TEST_P(Faulty, DelayAndThrottleTakeAtLeastTheirTime) {
   Faults faults;
   faults.delay = absl::Milliseconds(5);
   Make(faults);
-  absl::Time start = absl::Now();
+  auto start = Deadline::Clock::now();
   for (uint64_t i = 0; i < 4; ++i) ASSERT_EQ(SendOne(i, 10, Soon()), absl::OkStatus());
-  EXPECT_GE(absl::Now() - start, absl::Milliseconds(20));
+  EXPECT_GE(Deadline::Clock::now() - start, std::chrono::milliseconds(20));
   faults.delay = absl::ZeroDuration();
   faults.bytes_per_s = 1e6;
   Make(faults);
-  start = absl::Now();
+  start = Deadline::Clock::now();
   for (uint64_t i = 0; i < 4; ++i) ASSERT_EQ(SendOne(i, 10'000, Soon()), absl::OkStatus());
-  EXPECT_GE(absl::Now() - start,
-            absl::Milliseconds(30));  // the last one's time is for the next to wait
-  EXPECT_EQ(SendOne(4, 10, absl::Now() + absl::Milliseconds(1)).code(),
+  EXPECT_GE(Deadline::Clock::now() - start,
+            std::chrono::milliseconds(30));  // the last one's time is for the next to wait
+  EXPECT_EQ(SendOne(4, 10, Deadline::After(absl::Milliseconds(1))).code(),
             absl::StatusCode::kDeadlineExceeded);
+}
+
+TEST_P(Faulty, NobodySpinsThroughADelay) {
+  Faults faults;
+  faults.delay = absl::Milliseconds(50);
+  Make(faults);
+  const double cpu = CpuSeconds();
+  for (uint64_t i = 0; i < 20; ++i) {
+    ASSERT_EQ(SendOne(i, 1000, Soon()), absl::OkStatus());
+    ASSERT_TRUE(server_->Receive(Soon()).ok());
+  }
+  EXPECT_LT(CpuSeconds() - cpu, 0.3) << "both sides, over a second";
 }
 
 TEST_P(Faulty, RecorderSeesEveryChunkInOrder) {

@@ -42,7 +42,7 @@ class TcpHarness final : public Harness {
   Fabric& client() override { return *fabric_; }
   std::string listen_address() const override { return "127.0.0.1:0"; }
   std::string nobody() const override { return nobody_; }
-  absl::Time In(absl::Duration wait) const override { return absl::Now() + wait; }
+  Deadline In(absl::Duration wait) const override { return Deadline::After(wait); }
   std::string transport() const override { return "tcp"; }
 
  private:
@@ -57,7 +57,7 @@ class ShmHarness final : public Harness {
   Fabric& client() override { return *fabric_; }
   std::string listen_address() const override { return "@"; }
   std::string nobody() const override { return "@tributary-test-nobody-listens-here"; }
-  absl::Time In(absl::Duration wait) const override { return absl::Now() + wait; }
+  Deadline In(absl::Duration wait) const override { return Deadline::After(wait); }
   std::string transport() const override { return "shm"; }
 
  private:
@@ -74,7 +74,7 @@ class AutoHarness final : public Harness {
   std::string nobody() const override {
     return EncodeOffers({{.kind = "tcp", .preference = 1, .self = "", .address = tcp_.nobody()}});
   }
-  absl::Time In(absl::Duration wait) const override { return absl::Now() + wait; }
+  Deadline In(absl::Duration wait) const override { return Deadline::After(wait); }
   std::string transport() const override { return "shm"; }
 
  private:
@@ -119,7 +119,7 @@ class RoceHarness final : public Harness {
   Fabric& client() override { return *client_; }
   std::string listen_address() const override { return tcp_.listen_address(); }
   std::string nobody() const override { return tcp_.nobody(); }
-  absl::Time In(absl::Duration wait) const override { return absl::Now() + wait; }
+  Deadline In(absl::Duration wait) const override { return Deadline::After(wait); }
   std::string transport() const override { return "roce"; }
   size_t live_objects() const override { return verbs_->live_objects(); }
 
@@ -149,7 +149,7 @@ class SimHarness final : public Harness {
   Fabric& client() override { return *client_; }
   std::string listen_address() const override { return ""; }
   std::string nobody() const override { return "no such listener"; }
-  absl::Time In(absl::Duration wait) const override { return network_.In(wait); }
+  Deadline In(absl::Duration wait) const override { return network_.In(wait); }
   std::unique_ptr<TestThread> Spawn(std::function<void()> body) override {
     return std::make_unique<SimTestThread>(network_.Spawn(std::move(body)));
   }

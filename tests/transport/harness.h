@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/deadline.h"
 #include "transport/link.h"
 
 namespace tributary::transport {
@@ -43,7 +43,7 @@ class Harness {
   virtual std::string listen_address() const = 0;
   // An address at which nobody listens.
   virtual std::string nobody() const = 0;
-  virtual absl::Time In(absl::Duration wait) const = 0;
+  virtual Deadline In(absl::Duration wait) const = 0;
   virtual std::unique_ptr<TestThread> Spawn(std::function<void()> body) {
     return std::make_unique<PlainThread>(std::move(body));
   }

@@ -21,7 +21,7 @@ int main(int argc, char** argv) {
     return 1;
   }
   for (uint64_t i = 0;; ++i) {
-    auto chunk = (*link)->Borrow(absl::InfiniteFuture());
+    auto chunk = (*link)->Borrow(tributary::Deadline::Infinite());
     if (!chunk.ok()) return 0;  // the test is over
     std::memset(chunk->data(), static_cast<int>(i & 0xff), chunk->capacity());
     chunk->set_size(chunk->capacity());

@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/checksum.h"
+#include "tests/transport/account.h"
 #include "tests/transport/roce_fixture.h"
 #include "transport/internal/frame.h"
 #include "transport/internal/hello.h"
@@ -29,7 +30,7 @@ TEST_F(Roce, NothingIsPublishedBeforeItsCompletion) {
   ASSERT_EQ(Link(), absl::OkStatus());
   verbs_->Hold(true);
   ASSERT_EQ(SendOne(3, 5000), absl::OkStatus());
-  EXPECT_EQ(server_->Receive(absl::Now() + absl::Milliseconds(30)).status().code(),
+  EXPECT_EQ(server_->Receive(Deadline::After(absl::Milliseconds(30))).status().code(),
             absl::StatusCode::kDeadlineExceeded);
   verbs_->Hold(false);
   ExpectOne(3, 5000);
@@ -41,7 +42,7 @@ TEST_F(Roce, BytesThatAreInMemoryAreNotPublishedBeforeTheirCompletion) {
   verbs_->HoldCompletions(true);
   ASSERT_EQ(SendOne(3, 5000), absl::OkStatus());
   while (verbs_->landed() == landed) std::this_thread::yield();
-  EXPECT_EQ(server_->Receive(absl::Now() + absl::Milliseconds(30)).status().code(),
+  EXPECT_EQ(server_->Receive(Deadline::After(absl::Milliseconds(30))).status().code(),
             absl::StatusCode::kDeadlineExceeded);
   EXPECT_EQ(server_->stats().chunks_received, 0u);
   verbs_->HoldCompletions(false);
@@ -74,7 +75,7 @@ TEST_F(Roce, ChunkThatAskedForNoCompletionIsMissedToo) {
   EXPECT_EQ(verbs_->signalled(), signalled);
   ExpectOne(3, 5000);
   // All is well for longer than the limit: an idle link is no stuck one.
-  EXPECT_EQ(client_->Receive(absl::Now() + absl::Milliseconds(600)).status().code(),
+  EXPECT_EQ(client_->Receive(Deadline::After(absl::Milliseconds(600))).status().code(),
             absl::StatusCode::kDeadlineExceeded);
   ASSERT_TRUE(client_->status().ok()) << client_->status();
   verbs_->Hold(true);
@@ -127,8 +128,8 @@ TEST_F(Roce, DamageOnTheWayIsDataLoss) {
 // A control socket that says hello as RoCE does.
 internal::Fd Greet(const Listener& listener) {
   auto address = tcp::Resolve(listener.address(), /*to_listen=*/false);
-  auto sockets = tcp::Greet(address->front(), SmallOptions("odd"), "roce",
-                            internal::Deadline::After(absl::Seconds(30)));
+  auto sockets =
+      tcp::Greet(address->front(), SmallOptions("odd"), "roce", Deadline::After(absl::Seconds(30)));
   EXPECT_TRUE(sockets.ok()) << sockets.status();
   return std::move(sockets->control);
 }
@@ -164,7 +165,7 @@ TEST_F(Roce, ConnectEndsAtItsTimeoutWhereverThePeerFallsSilent) {
   // After it: a peer that takes the hello and never tells its endpoint.
   close(accept(silent.fd(), nullptr, nullptr));  // the one of above
   std::thread peer([&] {
-    const auto until = internal::Deadline::After(absl::Seconds(30));
+    const auto until = Deadline::After(absl::Seconds(30));
     const internal::Fd control(
         accept4(silent.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     v1::LinkHelloReply reply;
@@ -207,10 +208,11 @@ TEST_F(Roce, PeersThatSaySomethingElseAfterTheHelloAreRefusedAndHoldUpNobody) {
   uint8_t waste = 0;
   absl::Status ended;
   while (ended.ok()) {
-    ended = tcp::ReadAll(silent.get(), &waste, 1, internal::Deadline::After(absl::Seconds(30)));
+    ended = tcp::ReadAll(silent.get(), &waste, 1, Deadline::After(absl::Seconds(30)));
   }
   EXPECT_EQ(ended.code(), absl::StatusCode::kUnavailable) << ended;
-  EXPECT_EQ(listener_->Accept(absl::Now()).status().code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(listener_->Accept(Deadline::Now()).status().code(),
+            absl::StatusCode::kDeadlineExceeded);
 }
 
 // A peer that sets its link up as all do and then posts what it likes.
@@ -221,7 +223,7 @@ class RoguePeer {
     libraries.verbs = verbs;
     auto node = roce::RoceNode::Open(libraries, SmallArena(), kExempt);
     const LinkOptions options = SmallOptions("rogue");
-    const auto deadline = internal::Deadline::After(absl::Seconds(30));
+    const auto deadline = Deadline::After(absl::Seconds(30));
     auto address = tcp::Resolve(listener.address(), /*to_listen=*/false);
     auto sockets = tcp::Greet(address->front(), options, "roce", deadline);
     auto ready = roce::SetUpWire(**node, *sockets, options, deadline);
@@ -315,7 +317,7 @@ TEST_F(Roce, RefusedKeyIsReportedWithPeerQueuePairStatusAndHint) {
 
 // Two ends of a control socket that have said hello to each other.
 std::pair<internal::ReadySockets, internal::ReadySockets> GreetedPair(const LinkOptions& options) {
-  const auto deadline = internal::Deadline::After(absl::Seconds(30));
+  const auto deadline = Deadline::After(absl::Seconds(30));
   const auto address = tcp::Resolve("127.0.0.1:0", /*to_listen=*/true);
   const auto listening = tcp::ListenOn(address->front());
   auto client = tcp::ConnectTo(tcp::LocalAddress(listening->get()), deadline);
@@ -342,8 +344,7 @@ TEST_F(Roce, PathThatDropsLargePacketsIsNamedOnBothSidesWhicheverFindsItFirst) {
     // As in a link's life: whoever has failed closes its socket.
     const auto set_up = [&](internal::ReadySockets sockets, absl::Status* status) {
       *status =
-          roce::SetUpWire(**node, sockets, options, internal::Deadline::After(absl::Seconds(30)))
-              .status();
+          roce::SetUpWire(**node, sockets, options, Deadline::After(absl::Seconds(30))).status();
     };
     std::thread peer([&, moved = std::make_shared<internal::ReadySockets>(std::move(other))] {
       set_up(std::move(*moved), &said[1]);
@@ -385,6 +386,106 @@ TEST_F(Roce, FatalDeviceEventEndsItsLinksInWords) {
   const absl::Status status = FirstError();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
   EXPECT_THAT(Words(status), HasSubstr("local catastrophic error"));
+}
+
+// Every fault of a link, often: the fabric lives on, and has again what it had before each.
+class RoceAccount : public Roce {
+ public:
+  void Linked(const LinkOptions& options = SmallOptions("rack")) {
+    ASSERT_EQ(Link(options), absl::OkStatus());
+  }
+  absl::Status ClientError() {
+    absl::Status status;
+    while (status.ok()) status = client_->Receive(Soon()).status();
+    return status;
+  }
+  void DestroyedInFullFlight() {
+    Linked();
+    verbs_->Hold(true);
+    for (uint32_t i = 0; i < SmallOptions("").slots; ++i) EXPECT_TRUE(SendOne(1, 60000).ok());
+    client_.reset();
+    verbs_->Hold(false);
+    EXPECT_TRUE(absl::IsUnavailable(FirstError()));
+  }
+  void Cancelled() {
+    Linked();
+    EXPECT_TRUE(SendOne(1, 60000).ok());
+    server_->Cancel("enough");
+    EXPECT_TRUE(absl::IsUnavailable(ClientError()));
+  }
+  void RefusedKey() {
+    Linked();
+    verbs_->RefuseNextWrite();
+    EXPECT_TRUE(SendOne(1, 100).ok());
+    EXPECT_TRUE(absl::IsUnavailable(ClientError()));
+  }
+  void NothingCompletes() {
+    LinkOptions options = SmallOptions("rack");
+    options.progress_timeout = absl::Milliseconds(100);
+    Linked(options);
+    verbs_->Hold(true);
+    EXPECT_TRUE(SendOne(1, 100).ok());
+    EXPECT_TRUE(absl::IsUnavailable(ClientError()));
+    verbs_->Hold(false);
+  }
+  void DeviceEvent() {
+    Linked();
+    verbs_->Raise(IBV_EVENT_DEVICE_FATAL);
+    EXPECT_TRUE(absl::IsUnavailable(FirstError()));
+  }
+  void LargePacketsAreLost() {
+    verbs_->DropLargerThan(1000);
+    EXPECT_FALSE(Link().ok());
+    verbs_->DropLargerThan(0);
+  }
+  void NoQueuePair() {
+    verbs_->FailCall("CreateQp", 2, ENOMEM);
+    EXPECT_FALSE(Link().ok());
+  }
+  void StrangersAfterTheHello() {
+    Linked();
+    const std::string noise(64, '\xff');
+    const internal::Fd garbage = Greet(*listener_);
+    EXPECT_EQ(send(garbage.get(), noise.data(), noise.size(), MSG_NOSIGNAL), 64);
+    const internal::Fd gone = Greet(*listener_);
+  }
+  void Run(void (RoceAccount::*fault)()) {
+    (this->*fault)();
+    client_.reset();
+    server_.reset();
+    listener_.reset();
+  }
+};
+
+TEST_F(RoceAccount, NoFaultLeavesQueuePairsDescriptorsOrMemoryBehind) {
+  using Self = RoceAccount;
+  const std::pair<const char*, void (Self::*)()> faults[] = {
+      {"destroyed in full flight", &Self::DestroyedInFullFlight},
+      {"cancelled", &Self::Cancelled},
+      {"a refused key", &Self::RefusedKey},
+      {"nothing completes", &Self::NothingCompletes},
+      {"the device's event", &Self::DeviceEvent},
+      {"large packets are lost", &Self::LargePacketsAreLost},
+      {"no queue pair", &Self::NoQueuePair},
+      {"strangers after the hello", &Self::StrangersAfterTheHello},
+  };
+  ASSERT_EQ(Open(), absl::OkStatus());
+  const size_t objects = verbs_->live_objects();
+  const size_t fds = OpenFds();
+  for (const auto& [name, fault] : faults) {
+    SCOPED_TRACE(name);
+    for (int i = 0; i < 4; ++i) {
+      Run(fault);
+      ASSERT_EQ(verbs_->live_objects(), objects);
+      ASSERT_EQ(verbs_->unaccounted(), 0u);
+    }
+    ASSERT_LE(AwaitFds(fds), fds);
+  }
+  // Slots come out of one arena: what a link kept of it would be missing for the next ones.
+  const RoceOptions arena = SmallArena();
+  LinkOptions large = SmallOptions("rack");
+  large.slots = static_cast<uint32_t>(arena.arena_bytes / 4 / (large.chunk_bytes + 4096)) - 1;
+  EXPECT_EQ(Link(large), absl::OkStatus());
 }
 
 TEST_F(Roce, ReconnectsLeaveNothingBehind) {

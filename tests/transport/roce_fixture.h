@@ -26,7 +26,7 @@ using ::testing::HasSubstr;
 
 inline const rdma::MemlockLimit kExempt{.bytes = 0, .exempt = true};
 
-inline absl::Time Soon() { return absl::Now() + absl::Seconds(30); }
+inline Deadline Soon() { return Deadline::After(absl::Seconds(30)); }
 inline std::string Words(const absl::Status& status) { return std::string(status.message()); }
 
 inline RoceOptions SmallArena() {

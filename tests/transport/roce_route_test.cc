@@ -148,7 +148,7 @@ TEST(AskRoute, SilenceEndsAtTheDeadlineAndAMappedAddressIsAskedForAsIpv4) {
   mapped->sin6_family = AF_INET6;
   const rdma::Gid address = *rdma::ParseGid("10.1.2.3");
   std::memcpy(&mapped->sin6_addr, address.data(), address.size());
-  const auto route = roce::AskRoute(cm, peer, internal::Deadline::After(absl::Milliseconds(20)));
+  const auto route = roce::AskRoute(cm, peer, Deadline::After(absl::Milliseconds(20)));
   EXPECT_EQ(route.status().code(), absl::StatusCode::kUnavailable) << route.status();
   EXPECT_THAT(Words(route.status()), HasSubstr("in time"));
   ASSERT_EQ(cm.asked.size(), 1u);

@@ -105,6 +105,26 @@ TEST_F(Roce, OptionsReachEveryQueuePair) {
   }
 }
 
+// A device with several ports: one of them is named, and has the address's GID too.
+TEST_F(Roce, TheConfigsPortIsEveryQueuePairs) {
+  const std::vector<ibv_gid_entry> first = verbs_->gids;
+  for (ibv_gid_entry second : first) {
+    second.port_num = 2;
+    verbs_->gids.push_back(second);
+  }
+  RoceOptions options = SmallArena();
+  options.port = 2;
+  ASSERT_EQ(Open(options), absl::OkStatus());
+  ASSERT_EQ(Link(), absl::OkStatus());
+  for (const ibv_qp_attr& one : verbs_->receive_attributes()) EXPECT_EQ(one.ah_attr.port_num, 2);
+  client_.reset();
+  server_.reset();
+  listener_.reset();
+  options.port = 3;
+  ASSERT_EQ(Open(options), absl::OkStatus());
+  EXPECT_THAT(Words(Link()), HasSubstr(" on port 3 as a RoCE v2 GID"));
+}
+
 TEST_F(Roce, PathMtuIsTheLeastOfBothSidesPortsAndOptions) {
   const auto mtu = [&](uint32_t server_mtu, uint32_t client_mtu) {
     libraries_.verbs = verbs_;
@@ -175,7 +195,7 @@ TEST_F(Roce, DeviceThatGrantsLessGivesALinkWithFewerSlots) {
                                     "completions: links have 4 slots instead of 64"));
   std::vector<Chunk> held;
   while (true) {
-    auto chunk = client_->Borrow(absl::Now() + absl::Milliseconds(20));
+    auto chunk = client_->Borrow(Deadline::After(absl::Milliseconds(20)));
     if (!chunk.ok()) break;
     held.push_back(std::move(*chunk));
   }

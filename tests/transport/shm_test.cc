@@ -35,7 +35,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-absl::Time Soon() { return absl::Now() + absl::Seconds(30); }
+Deadline Soon() { return Deadline::After(absl::Seconds(30)); }
 
 std::string ReadAll(const std::string& path) {
   std::ifstream file(path);
@@ -150,7 +150,7 @@ TEST(ShmLink, NothingIsLeftWhenTheListenerIsKilled) {
     const std::string address = (*listener)->address();
     if (write(told[1], address.data(), address.size()) < 0) _exit(1);
     close(told[1]);
-    auto link = (*listener)->Accept(absl::InfiniteFuture());
+    auto link = (*listener)->Accept(Deadline::Infinite());
     pause();
     _exit(0);
   }
@@ -177,7 +177,7 @@ TEST(ShmLink, BytesOfVersionOneStillMakeALink) {
   LinkOptions options;  // whose slots are as long as the recorded peer's
   options.name = "server";
   auto listener = ListenHere(options);
-  const auto deadline = internal::Deadline::After(absl::Seconds(20));
+  const auto deadline = Deadline::After(absl::Seconds(20));
   const auto fd = shm::ConnectTo(listener->address(), deadline);
   ASSERT_TRUE(fd.ok()) << fd.status();
   ASSERT_TRUE(internal::WriteAll(fd->get(), golden.substr(0, at), deadline).ok());
@@ -246,7 +246,7 @@ TEST(ShmLink, AnotherUsersProcessIsRefused) {
 class HandMadePeer {
  public:
   explicit HandMadePeer(Listener& listener) {
-    const auto deadline = internal::Deadline::After(absl::Seconds(20));
+    const auto deadline = Deadline::After(absl::Seconds(20));
     const LinkOptions options = SmallOptions("evil");
     auto fd = shm::ConnectTo(listener.address(), deadline);
     EXPECT_TRUE(fd.ok()) << fd.status();
@@ -317,7 +317,7 @@ TEST_P(ShmNonsense, BreaksItsLinkAndNothingElse) {
   while (status.ok()) {
     // Both ways look: the one that finds the nonsense fails the link for both.
     status = peer.link().Borrow(Soon()).status();
-    if (status.ok()) status = peer.link().Receive(absl::Now() + absl::Milliseconds(20)).status();
+    if (status.ok()) status = peer.link().Receive(Deadline::After(absl::Milliseconds(20))).status();
     if (absl::IsDeadlineExceeded(status)) status = absl::OkStatus();
   }
   EXPECT_EQ(status.code(), GetParam().code) << status;
@@ -380,15 +380,15 @@ TEST(ShmBell, WakesSleepersOfAnyThreadAndKeepsDeadlines) {
   internal::Spinner spinner;
   const uint32_t before = bell.Count();
   EXPECT_FALSE(shm::SpinFor(spinner, bell, before));
-  bell.Sleep(before, internal::Deadline::After(absl::Milliseconds(20)));  // returns
+  bell.Sleep(before, Deadline::After(absl::Milliseconds(20)));  // returns
   std::thread sleeper([&] {
-    while (bell.Count() == before) bell.Sleep(before, internal::Deadline::Infinite());
+    while (bell.Count() == before) bell.Sleep(before, Deadline::Infinite());
   });
   while (bell.sleepers.load() == 0) std::this_thread::yield();
   bell.Ring();
   sleeper.join();
   EXPECT_TRUE(shm::SpinFor(spinner, bell, before));
-  bell.Sleep(before, internal::Deadline::Infinite());  // rung since: does not sleep
+  bell.Sleep(before, Deadline::Infinite());  // rung since: does not sleep
 }
 
 }  // namespace

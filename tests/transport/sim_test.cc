@@ -269,7 +269,7 @@ TEST(SimNetwork, KilledMachineIsNoticedWhenItsHeartbeatsAreMissed) {
   const absl::Duration killed = network.now();
   network.Kill(there);
   EXPECT_EQ((*client)->status().code(), absl::StatusCode::kCancelled);
-  const absl::Status status = (*link)->Receive(absl::InfiniteFuture()).status();
+  const absl::Status status = (*link)->Receive(Deadline::Infinite()).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(status.message()), HasSubstr("peer \"rack\""));
   EXPECT_EQ(network.now() - killed, absl::Seconds(6));
@@ -281,23 +281,23 @@ TEST(SimNetwork, ThreadsThatDidNotRegisterMayUseLinksToo) {
   auto listener = fabric->Listen("", SmallOptions("server"));
   auto client = fabric->Connect((*listener)->address(), SmallOptions("client"));
   ASSERT_TRUE(client.ok()) << client.status();
-  auto server = (*listener)->Accept(absl::Now() + absl::Seconds(30));
+  auto server = (*listener)->Accept(Deadline::After(absl::Seconds(30)));
   ASSERT_TRUE(server.ok()) << server.status();
   std::thread sender([&] {
     for (uint64_t i = 0; i < 200; ++i) {
-      auto chunk = (*client)->Borrow(absl::Now() + absl::Seconds(30));
+      auto chunk = (*client)->Borrow(Deadline::After(absl::Seconds(30)));
       ASSERT_TRUE(chunk.ok()) << chunk.status();
       chunk->tag().index = i;
       ASSERT_TRUE((*client)->Send(std::move(*chunk)).ok());
     }
-    EXPECT_EQ((*client)->Close(absl::Now() + absl::Seconds(30)), absl::OkStatus());
+    EXPECT_EQ((*client)->Close(Deadline::After(absl::Seconds(30))), absl::OkStatus());
   });
   for (uint64_t i = 0; i < 200; ++i) {
-    auto chunk = (*server)->Receive(absl::Now() + absl::Seconds(30));
+    auto chunk = (*server)->Receive(Deadline::After(absl::Seconds(30)));
     ASSERT_TRUE(chunk.ok()) << chunk.status();
     EXPECT_EQ(chunk->tag().index, i);
   }
-  EXPECT_TRUE(absl::IsOutOfRange((*server)->Receive(absl::Now() + absl::Seconds(30)).status()));
+  EXPECT_TRUE(absl::IsOutOfRange((*server)->Receive(Deadline::After(absl::Seconds(30))).status()));
   sender.join();
 }
 

@@ -20,7 +20,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-absl::Time Soon() { return absl::Now() + absl::Seconds(30); }
+Deadline Soon() { return Deadline::After(absl::Seconds(30)); }
 
 std::unique_ptr<Listener> ListenHere(const LinkOptions& options) {
   auto listener = MakeTcpFabric()->Listen("127.0.0.1:0", options);
@@ -132,7 +132,7 @@ TEST(TcpListener, HalfMadeLinkIsNeverAccepted) {
   half.Say(
       internal::EncodeHello(internal::ControlHello(SmallOptions("half"), std::string(16, 'h'), 1)));
   EXPECT_THAT(half.Hear(), HasSubstr("server"));  // accepted so far, then dropped for want of lanes
-  EXPECT_EQ(listener->Accept(absl::Now()).status().code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(listener->Accept(Deadline::Now()).status().code(), absl::StatusCode::kDeadlineExceeded);
   ExpectWorking(*listener);
 }
 

@@ -12,10 +12,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
+#include "base/deadline.h"
 #include "base/status.h"
 #include "transport/auto.h"
-#include "transport/internal/deadline.h"
 #include "transport/internal/hello.h"
 #include "transport/shm.h"
 #include "transport/tcp.h"
@@ -42,10 +41,10 @@ class AutoListener final : public Listener {
     }
   }
 
-  absl::StatusOr<std::unique_ptr<Link>> Accept(absl::Time deadline) override {
-    const auto until = internal::Deadline::FromWallClock(deadline);
+  absl::StatusOr<std::unique_ptr<Link>> Accept(Deadline deadline) override {
     std::unique_lock lock(mutex_);
-    const bool ready = until.Wait(changed_, lock, [this] { return cancelled_ || !ready_.empty(); });
+    const bool ready =
+        deadline.Wait(changed_, lock, [this] { return cancelled_ || !ready_.empty(); });
     if (cancelled_) return absl::CancelledError("accepting links was cancelled");
     if (!ready) return absl::DeadlineExceededError("no link came in time");
     std::unique_ptr<Link> link = std::move(ready_.front());
@@ -71,7 +70,7 @@ class AutoListener final : public Listener {
  private:
   void Forward(Listener& from) {
     while (true) {
-      absl::StatusOr<std::unique_ptr<Link>> link = from.Accept(absl::InfiniteFuture());
+      absl::StatusOr<std::unique_ptr<Link>> link = from.Accept(Deadline::Infinite());
       if (!link.ok()) {
         if (!absl::IsCancelled(link.status())) {
           spdlog::error("links on {}: {}", from.address(), Text(link.status()));
@@ -136,7 +135,7 @@ class AutoFabric final : public Fabric {
   absl::StatusOr<std::unique_ptr<Link>> Connect(const std::string& address,
                                                 const LinkOptions& options) override {
     RETURN_IF_ERROR(internal::CheckLinkOptions(options));
-    const auto deadline = internal::Deadline::After(options.connect_timeout);
+    const auto deadline = Deadline::After(options.connect_timeout);
     ASSIGN_OR_RETURN(const std::vector<AutoOffer> theirs, DecodeOffers(address));
     std::vector<AutoOffer> ours;
     for (const AutoCandidate& candidate : candidates_) ours.push_back(Offer(candidate));
@@ -154,8 +153,7 @@ class AutoFabric final : public Fabric {
       if (!deadline.infinite()) {
         // An even share: one whose port is filtered, and so never answers, is not to take the time
         // of those behind it.
-        left.connect_timeout =
-            absl::FromChrono(deadline.at() - internal::Deadline::Clock::now()) / untried;
+        left.connect_timeout = deadline.Left() / untried;
       }
       --untried;
       if (left.connect_timeout <= absl::ZeroDuration()) {

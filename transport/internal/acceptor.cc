@@ -70,10 +70,10 @@ void Acceptor::Cancel() {
   changed_.notify_all();
 }
 
-absl::StatusOr<std::unique_ptr<Link>> Acceptor::Accept(absl::Time deadline) {
-  const Deadline until = Deadline::FromWallClock(deadline);
+absl::StatusOr<std::unique_ptr<Link>> Acceptor::Accept(Deadline deadline) {
   std::unique_lock lock(mutex_);
-  const bool ready = until.Wait(changed_, lock, [this] { return cancelled_ || !ready_.empty(); });
+  const bool ready =
+      deadline.Wait(changed_, lock, [this] { return cancelled_ || !ready_.empty(); });
   if (cancelled_) {
     return absl::CancelledError(absl::StrCat("accepting links on ", address_, " was cancelled"));
   }

@@ -55,7 +55,7 @@ class Acceptor final : public Listener {
                                                          AcceptorHooks hooks);
   ~Acceptor() override;
 
-  absl::StatusOr<std::unique_ptr<Link>> Accept(absl::Time deadline) override;
+  absl::StatusOr<std::unique_ptr<Link>> Accept(Deadline deadline) override;
   std::string address() const override { return address_; }
   void Cancel() override;
   uint64_t refused() const override { return refused_.load(std::memory_order_relaxed); }

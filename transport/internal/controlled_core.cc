@@ -34,18 +34,17 @@ void ControlledCore::StartControl() {
   control_thread_ = std::thread([this] { RunControl(); });
 }
 
-absl::Status ControlledCore::Close(absl::Time deadline) {
-  const Deadline until = Deadline::FromWallClock(deadline);
+absl::Status ControlledCore::Close(Deadline deadline) {
   std::unique_lock lock(mutex_);
   state_.StartClosing();
   WakeSenders();
   const bool flushed =
-      until.Wait(can_send_, lock, [this] { return state_.failed() || state_.flushed(); });
+      deadline.Wait(can_send_, lock, [this] { return state_.failed() || state_.flushed(); });
   if (flushed && !state_.failed() && !goodbye_sent_) {
     goodbye_sent_ = true;
     SendControl(ControlType::kGoodbye, state_.queued());
   }
-  until.Wait(can_send_, lock, [this] { return state_.failed() || state_.closed(); });
+  deadline.Wait(can_send_, lock, [this] { return state_.failed() || state_.closed(); });
   if (state_.closed()) return absl::OkStatus();
   if (state_.failed()) {
     // The peer left in order and nothing of ours was on its way: there is nothing to be sorry for.

@@ -33,7 +33,7 @@ struct Hellos {
 // in Shutdown between BeginShutdown and EndShutdown.
 class ControlledCore : public LinkCore {
  public:
-  absl::Status Close(absl::Time deadline) override;
+  absl::Status Close(Deadline deadline) override;
   void Cancel(const std::string& why) override;
   absl::Status status() const override;
   size_t chunk_bytes() const override { return options_.chunk_bytes; }

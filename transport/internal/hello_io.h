@@ -4,7 +4,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "transport/internal/deadline.h"
+#include "base/deadline.h"
 #include "transport/link.h"
 #include "tributary/v1/link.pb.h"
 

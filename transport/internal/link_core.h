@@ -16,10 +16,10 @@ namespace tributary::transport::internal {
 // Counted by hand, since leases hold a plain pointer: one for the Link, one for each chunk lent.
 class LinkCore : public ChunkOwner {
  public:
-  virtual absl::StatusOr<Chunk> Borrow(absl::Time deadline) = 0;
+  virtual absl::StatusOr<Chunk> Borrow(Deadline deadline) = 0;
   virtual absl::Status Send(Chunk chunk) = 0;
-  virtual absl::StatusOr<Chunk> Receive(absl::Time deadline) = 0;
-  virtual absl::Status Close(absl::Time deadline) = 0;
+  virtual absl::StatusOr<Chunk> Receive(Deadline deadline) = 0;
+  virtual absl::Status Close(Deadline deadline) = 0;
   virtual void Cancel(const std::string& why) = 0;
   virtual absl::Status status() const = 0;
   virtual size_t chunk_bytes() const = 0;
@@ -47,10 +47,10 @@ class CoreLink final : public Link {
     core_->Shutdown();
     core_->Unref();
   }
-  absl::StatusOr<Chunk> Borrow(absl::Time deadline) override { return core_->Borrow(deadline); }
+  absl::StatusOr<Chunk> Borrow(Deadline deadline) override { return core_->Borrow(deadline); }
   absl::Status Send(Chunk chunk) override { return core_->Send(std::move(chunk)); }
-  absl::StatusOr<Chunk> Receive(absl::Time deadline) override { return core_->Receive(deadline); }
-  absl::Status Close(absl::Time deadline) override { return core_->Close(deadline); }
+  absl::StatusOr<Chunk> Receive(Deadline deadline) override { return core_->Receive(deadline); }
+  absl::Status Close(Deadline deadline) override { return core_->Close(deadline); }
   void Cancel(const std::string& why) override { core_->Cancel(why); }
   absl::Status status() const override { return core_->status(); }
   size_t chunk_bytes() const override { return core_->chunk_bytes(); }

@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "base/bytes.h"
-#include "transport/internal/deadline.h"
+#include "base/deadline.h"
 
 namespace tributary::transport::internal {
 

@@ -16,8 +16,6 @@
 
 namespace tributary::transport::roce {
 
-using internal::Deadline;
-
 namespace {
 
 internal::LinkState::Config StateConfig(const Wire& wire, const internal::ReadySockets& sockets) {
@@ -115,12 +113,11 @@ Chunk RoceCore::Lend(uint32_t slot, uint32_t place) {
                at.device == 0 ? 0 : at.device + kHeaderRoom);
 }
 
-absl::StatusOr<Chunk> RoceCore::Borrow(absl::Time deadline) {
-  const Deadline until = Deadline::FromWallClock(deadline);
+absl::StatusOr<Chunk> RoceCore::Borrow(Deadline deadline) {
   std::unique_lock lock(mutex_);
   if (!state_.CanBorrow()) PostFlushes();
-  const bool ready = until.Wait(can_send_, lock,
-                                [this] { return !state_.SendStatus().ok() || state_.CanBorrow(); });
+  const bool ready = deadline.Wait(
+      can_send_, lock, [this] { return !state_.SendStatus().ok() || state_.CanBorrow(); });
   RETURN_IF_ERROR(state_.SendStatus());
   if (!ready) return state_.BorrowTimeout();
   const uint32_t slot = state_.Borrow();
@@ -222,11 +219,10 @@ void RoceCore::PostFlushes() {
   }
 }
 
-absl::StatusOr<Chunk> RoceCore::Receive(absl::Time deadline) {
-  const Deadline until = Deadline::FromWallClock(deadline);
+absl::StatusOr<Chunk> RoceCore::Receive(Deadline deadline) {
   std::unique_lock lock(mutex_);
   std::optional<absl::StatusOr<internal::SlotChunk>> got;
-  until.Wait(can_receive_, lock, [&] { return (got = state_.Receive()).has_value(); });
+  deadline.Wait(can_receive_, lock, [&] { return (got = state_.Receive()).has_value(); });
   if (!got.has_value()) {
     return absl::DeadlineExceededError(absl::StrCat(state_.peer(), " sent no chunk in time"));
   }

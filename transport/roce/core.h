@@ -33,9 +33,9 @@ class RoceCore final : public internal::ControlledCore {
                                                      const LinkOptions& options,
                                                      absl::Duration spin);
 
-  absl::StatusOr<Chunk> Borrow(absl::Time deadline) override;
+  absl::StatusOr<Chunk> Borrow(Deadline deadline) override;
   absl::Status Send(Chunk chunk) override;
-  absl::StatusOr<Chunk> Receive(absl::Time deadline) override;
+  absl::StatusOr<Chunk> Receive(Deadline deadline) override;
   std::string_view transport() const override { return "roce"; }
   LinkStats stats() const override;
   void Shutdown() override;

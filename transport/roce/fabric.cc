@@ -18,8 +18,6 @@ namespace tributary::transport {
 namespace roce {
 namespace {
 
-using internal::Deadline;
-
 constexpr uint32_t kMaxQueuePairs = 8;
 
 LinkOptions Clamped(LinkOptions options) {

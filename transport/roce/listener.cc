@@ -16,8 +16,6 @@
 
 namespace tributary::transport::roce {
 
-using internal::Deadline;
-
 namespace {
 
 // Links that are being set up or wait to be accepted: as tcp's bound, far above any tier's fan-in.
@@ -64,10 +62,10 @@ void RoceListener::Cancel() {
   changed_.notify_all();
 }
 
-absl::StatusOr<std::unique_ptr<Link>> RoceListener::Accept(absl::Time deadline) {
-  const Deadline until = Deadline::FromWallClock(deadline);
+absl::StatusOr<std::unique_ptr<Link>> RoceListener::Accept(Deadline deadline) {
   std::unique_lock lock(mutex_);
-  const bool ready = until.Wait(changed_, lock, [this] { return cancelled_ || !ready_.empty(); });
+  const bool ready =
+      deadline.Wait(changed_, lock, [this] { return cancelled_ || !ready_.empty(); });
   if (cancelled_) {
     return absl::CancelledError(absl::StrCat("accepting links on ", address(), " was cancelled"));
   }

@@ -25,7 +25,7 @@ class RoceListener final : public Listener {
                                                          const LinkOptions& options);
   ~RoceListener() override;
 
-  absl::StatusOr<std::unique_ptr<Link>> Accept(absl::Time deadline) override;
+  absl::StatusOr<std::unique_ptr<Link>> Accept(Deadline deadline) override;
   std::string address() const override { return sockets_->address(); }
   void Cancel() override;
   uint64_t refused() const override {

@@ -122,11 +122,11 @@ absl::StatusOr<std::vector<PortTable>> RoceNode::Tables() const {
 }
 
 absl::StatusOr<GidPlace> RoceNode::ByRoute(absl::Span<const PortTable> tables, int fd,
-                                           const internal::Deadline& deadline) const {
+                                           const Deadline& deadline) const {
   if (!cm_.ok()) return cm_.status();
   // The address resolves from tables, or by one neighbour solicitation: more is a broken network,
   // and whoever set the link up has a use for the rest of the time.
-  const auto until = internal::Deadline::Sooner(deadline, internal::Deadline::After(kCmPatience));
+  const auto until = Deadline::Sooner(deadline, Deadline::After(kCmPatience));
   ASSIGN_OR_RETURN(const CmRoute route, AskRoute(**cm_, tcp::PeerAddress(fd), until));
   if (options_.port != 0 && options_.port != route.port) {
     return absl::FailedPreconditionError(
@@ -152,8 +152,7 @@ absl::StatusOr<GidPlace> RoceNode::ByAddress(absl::Span<const PortTable> tables,
                .address_text = absl::StrCat(tcp::ToText(local), " of the link's control socket")});
 }
 
-absl::StatusOr<RoceNode::Place> RoceNode::PlaceFor(int fd,
-                                                   const internal::Deadline& deadline) const {
+absl::StatusOr<RoceNode::Place> RoceNode::PlaceFor(int fd, const Deadline& deadline) const {
   ASSIGN_OR_RETURN(const std::vector<PortTable> tables, Tables());
   absl::StatusOr<GidPlace> place = ByRoute(tables, fd, deadline);
   if (place.ok()) {

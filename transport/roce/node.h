@@ -37,14 +37,14 @@ class RoceNode {
   // The device, port and GID for a link whose control socket is `fd`: as the kernel would send to
   // the socket's peer, or, where it cannot be asked, those of the socket's own address. What the
   // options name goes before both.
-  absl::StatusOr<Place> PlaceFor(int fd, const internal::Deadline& deadline) const;
+  absl::StatusOr<Place> PlaceFor(int fd, const Deadline& deadline) const;
   const RoceOptions& options() const { return options_; }
 
  private:
   RoceNode(const RoceOptions& options, absl::StatusOr<std::shared_ptr<CmApi>> cm)
       : options_(options), cm_(std::move(cm)) {}
   absl::StatusOr<GidPlace> ByRoute(absl::Span<const PortTable> tables, int fd,
-                                   const internal::Deadline& deadline) const;
+                                   const Deadline& deadline) const;
   absl::StatusOr<GidPlace> ByAddress(absl::Span<const PortTable> tables, int fd) const;
   absl::StatusOr<std::vector<PortTable>> Tables() const;
 

@@ -66,6 +66,7 @@ absl::Status NoPlace(absl::Span<const PortTable> tables, const PlaceWish& wish) 
   }
   return absl::NotFoundError(
       absl::StrCat("no RDMA device has the address ", wish.address_text,
+                   wish.port == 0 ? "" : absl::StrCat(" on port ", wish.port),
                    " as a RoCE v2 GID; let the link's address be one of the RDMA interface, or "
                    "name device and gid_index. ",
                    there));

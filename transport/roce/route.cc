@@ -31,8 +31,7 @@ void Unmap(sockaddr_storage* address) {
 }
 
 // OK once the address is resolved.
-absl::Status AwaitResolved(CmApi& cm, rdma_event_channel* channel,
-                           const internal::Deadline& deadline) {
+absl::Status AwaitResolved(CmApi& cm, rdma_event_channel* channel, const Deadline& deadline) {
   while (true) {
     rdma_cm_event* event = nullptr;
     if (cm.GetCmEvent(channel, &event) == 0) {
@@ -51,8 +50,7 @@ absl::Status AwaitResolved(CmApi& cm, rdma_event_channel* channel,
 
 }  // namespace
 
-absl::StatusOr<CmRoute> AskRoute(CmApi& cm, tcp::SocketAddress peer,
-                                 const internal::Deadline& deadline) {
+absl::StatusOr<CmRoute> AskRoute(CmApi& cm, tcp::SocketAddress peer, const Deadline& deadline) {
   rdma_event_channel* channel = cm.CreateEventChannel();
   if (channel == nullptr) {
     return Failed("the kernel's connection manager cannot be had (modprobe rdma_ucm)", errno);

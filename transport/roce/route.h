@@ -5,7 +5,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "transport/internal/deadline.h"
+#include "base/deadline.h"
 #include "transport/rdma/gid.h"
 #include "transport/roce/cm_api.h"
 #include "transport/tcp/socket.h"
@@ -21,7 +21,6 @@ struct CmRoute {
 // rdma_create_id, rdma_resolve_addr and its event on a channel of its own, until `deadline` at
 // most. UNAVAILABLE in words where the kernel has no connection manager or no RDMA device on the
 // route.
-absl::StatusOr<CmRoute> AskRoute(CmApi& cm, tcp::SocketAddress peer,
-                                 const internal::Deadline& deadline);
+absl::StatusOr<CmRoute> AskRoute(CmApi& cm, tcp::SocketAddress peer, const Deadline& deadline);
 
 }  // namespace tributary::transport::roce

@@ -17,8 +17,6 @@
 namespace tributary::transport::roce {
 namespace {
 
-using internal::Deadline;
-
 // No chunk or grant has it: it would need slot 1023 of a link at a sequence that a probe, which
 // comes first, cannot be mistaken for.
 constexpr uint32_t kProbeImmediate = 0xffffffff;

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/deadline.h"
 #include "transport/internal/acceptor.h"
-#include "transport/internal/deadline.h"
 #include "transport/roce/node.h"
 #include "transport/roce/wire.h"
 
@@ -21,6 +21,6 @@ struct ReadyWire {
 // The same on both sides; blocks until `deadline` at most, or until the control socket is shut
 // down. A failure here is told to the peer in words.
 absl::StatusOr<ReadyWire> SetUpWire(const RoceNode& node, const internal::ReadySockets& sockets,
-                                    const LinkOptions& options, const internal::Deadline& deadline);
+                                    const LinkOptions& options, const Deadline& deadline);
 
 }  // namespace tributary::transport::roce

@@ -38,7 +38,7 @@ void Bell::Ring() {
   if (sleepers.load(std::memory_order_seq_cst) != 0) Futex(&rung, FUTEX_WAKE, INT_MAX, nullptr);
 }
 
-void Bell::Sleep(uint32_t seen, const internal::Deadline& until) {
+void Bell::Sleep(uint32_t seen, const Deadline& until) {
   timespec at{};
   if (!until.infinite()) {
     // steady_clock is CLOCK_MONOTONIC, which is what FUTEX_WAIT_BITSET goes by.

@@ -5,7 +5,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "transport/internal/deadline.h"
+#include "base/deadline.h"
 #include "transport/internal/spinner.h"
 
 namespace tributary::transport::shm {
@@ -19,7 +19,7 @@ struct alignas(64) Bell {
   // What was stored before is seen by whoever wakes. A system call only where somebody sleeps.
   void Ring();
   // Sleeps until the bell was rung more often than `seen` times, the deadline, or for no reason.
-  void Sleep(uint32_t seen, const internal::Deadline& until);
+  void Sleep(uint32_t seen, const Deadline& until);
 };
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 

@@ -12,7 +12,6 @@
 namespace tributary::transport::shm {
 
 using internal::ChunkHeader;
-using internal::Deadline;
 using internal::SlotChunk;
 
 namespace {
@@ -83,10 +82,9 @@ bool ShmCore::WaitFor(Bell& bell, internal::Spinner& spinner, std::unique_lock<s
   }
 }
 
-absl::StatusOr<Chunk> ShmCore::Borrow(absl::Time deadline) {
-  const Deadline until = Deadline::FromWallClock(deadline);
+absl::StatusOr<Chunk> ShmCore::Borrow(Deadline deadline) {
   std::unique_lock lock(mutex_);
-  const bool ready = WaitFor(out_.head->freed, send_spin_, lock, until, [this] {
+  const bool ready = WaitFor(out_.head->freed, send_spin_, lock, deadline, [this] {
     TakeBack();
     return !state_.SendStatus().ok() || state_.CanBorrow();
   });
@@ -143,12 +141,11 @@ absl::Status ShmCore::Send(Chunk chunk) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Chunk> ShmCore::Receive(absl::Time deadline) {
-  const Deadline until = Deadline::FromWallClock(deadline);
+absl::StatusOr<Chunk> ShmCore::Receive(Deadline deadline) {
   std::optional<absl::StatusOr<SlotChunk>> got;
   std::unique_lock lock(mutex_);
   ++receivers_;
-  WaitFor(in_.head->arrived, receive_spin_, lock, until, [&] {
+  WaitFor(in_.head->arrived, receive_spin_, lock, deadline, [&] {
     // First what is there: it came before any error that is known.
     TakeIn(lock, /*control=*/false);
     return (got = state_.Receive()).has_value();

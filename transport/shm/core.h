@@ -29,9 +29,9 @@ class ShmCore final : public internal::ControlledCore {
                                                      const LinkOptions& options, Region region,
                                                      Role role);
 
-  absl::StatusOr<Chunk> Borrow(absl::Time deadline) override;
+  absl::StatusOr<Chunk> Borrow(Deadline deadline) override;
   absl::Status Send(Chunk chunk) override;
-  absl::StatusOr<Chunk> Receive(absl::Time deadline) override;
+  absl::StatusOr<Chunk> Receive(Deadline deadline) override;
   std::string_view transport() const override { return "shm"; }
   LinkStats stats() const override;
   void Shutdown() override;
@@ -51,7 +51,7 @@ class ShmCore final : public internal::ControlledCore {
   // Waits until `ready()`, which is called with the lock held and may let go of it meanwhile.
   template <typename Ready>
   bool WaitFor(Bell& bell, internal::Spinner& spinner, std::unique_lock<std::mutex>& lock,
-               const internal::Deadline& until, Ready ready);
+               const Deadline& until, Ready ready);
   // Takes the slots that the peer has given back.
   void TakeBack() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Takes in the next chunk where one is published (on the control thread, or in Receive); lets go

@@ -17,7 +17,6 @@ namespace tributary::transport {
 namespace shm {
 namespace {
 
-using internal::Deadline;
 using internal::Fd;
 
 Shape ShapeOf(const v1::LinkHello& acceptor, const v1::LinkHello& connecter) {

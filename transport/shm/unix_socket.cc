@@ -21,7 +21,6 @@
 namespace tributary::transport::shm {
 namespace {
 
-using internal::Deadline;
 using internal::Fd;
 
 // Goes with the descriptor. As long as a hello's prefix, so that a refusal can stand in its place.

@@ -6,7 +6,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "transport/internal/deadline.h"
+#include "base/deadline.h"
 #include "transport/internal/posix_io.h"
 
 namespace tributary::transport::shm {
@@ -18,7 +18,7 @@ absl::StatusOr<std::string> CheckName(const std::string& address);
 // A non-blocking listening socket under an abstract name; UNAVAILABLE where the name is taken.
 absl::StatusOr<internal::Fd> ListenOn(const std::string& name);
 // A connected, non-blocking socket.
-absl::StatusOr<internal::Fd> ConnectTo(const std::string& name, const internal::Deadline& deadline);
+absl::StatusOr<internal::Fd> ConnectTo(const std::string& name, const Deadline& deadline);
 
 // PERMISSION_DENIED where the other end belongs to another user.
 absl::Status CheckSameUser(int fd);
@@ -30,6 +30,6 @@ absl::Status SendDescriptor(int fd, int descriptor);
 // Sends a refusal in its place.
 void SendNoDescriptor(int fd, const absl::Status& why);
 // What the other end sent by one of these two: the descriptor, or the refusal as its status.
-absl::StatusOr<internal::Fd> ReceiveDescriptor(int fd, const internal::Deadline& deadline);
+absl::StatusOr<internal::Fd> ReceiveDescriptor(int fd, const Deadline& deadline);
 
 }  // namespace tributary::transport::shm

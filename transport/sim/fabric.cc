@@ -58,7 +58,7 @@ class SimListener final : public Listener {
       world_->Dispatch();
     }
   }
-  absl::StatusOr<std::unique_ptr<Link>> Accept(absl::Time deadline) override {
+  absl::StatusOr<std::unique_ptr<Link>> Accept(Deadline deadline) override {
     World::Lock lock(world_->mutex);
     const bool ready = world_->Wait(lock, state_->changed, world_->Until(deadline),
                                     [this] { return state_->cancelled || !state_->ready.empty(); });

@@ -62,7 +62,7 @@ Chunk SimLinkCore::Lend(uint32_t slot) {
   return Chunk(this, slot, arena_.slot(slot), arena_.slot_bytes(), MemoryKind::kHost);
 }
 
-absl::StatusOr<Chunk> SimLinkCore::Borrow(absl::Time deadline) {
+absl::StatusOr<Chunk> SimLinkCore::Borrow(Deadline deadline) {
   World::Lock lock(world_->mutex);
   const bool ready = world_->Wait(lock, can_send_, world_->Until(deadline), [this] {
     return !state_.SendStatus().ok() || state_.CanBorrow();
@@ -95,7 +95,7 @@ absl::Status SimLinkCore::Send(Chunk chunk) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Chunk> SimLinkCore::Receive(absl::Time deadline) {
+absl::StatusOr<Chunk> SimLinkCore::Receive(Deadline deadline) {
   World::Lock lock(world_->mutex);
   std::optional<absl::StatusOr<internal::SlotChunk>> got;
   world_->Wait(lock, can_receive_, world_->Until(deadline),
@@ -125,7 +125,7 @@ void SimLinkCore::Return(uint32_t slot) {
   Unref();
 }
 
-absl::Status SimLinkCore::Close(absl::Time deadline) {
+absl::Status SimLinkCore::Close(Deadline deadline) {
   World::Lock lock(world_->mutex);
   const SimDeadline until = world_->Until(deadline);
   state_.StartClosing();

@@ -24,10 +24,10 @@ class SimLinkCore final : public internal::LinkCore {
                                        const LinkOptions& connecting_options, SimNode accepting,
                                        const LinkOptions& accepting_options);
 
-  absl::StatusOr<Chunk> Borrow(absl::Time deadline) override;
+  absl::StatusOr<Chunk> Borrow(Deadline deadline) override;
   absl::Status Send(Chunk chunk) override;
-  absl::StatusOr<Chunk> Receive(absl::Time deadline) override;
-  absl::Status Close(absl::Time deadline) override;
+  absl::StatusOr<Chunk> Receive(Deadline deadline) override;
+  absl::Status Close(Deadline deadline) override;
   void Cancel(const std::string& why) override;
   absl::Status status() const override;
   size_t chunk_bytes() const override { return options_.chunk_bytes; }

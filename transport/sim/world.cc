@@ -11,8 +11,9 @@
 namespace tributary::transport::sim {
 namespace {
 
-// Deadlines in virtual time are told from wall-clock ones by lying beyond any of these.
-absl::Time VirtualEpoch() { return absl::UnixEpoch() + absl::Hours(24 * 365) * 10000; }
+// Deadlines in virtual time are told from real ones by lying beyond any of these: Deadline::After
+// has no end from a century on. The clock's count of nanoseconds ends after 292 years.
+constexpr Deadline::Clock::time_point kVirtualEpoch{std::chrono::hours(24 * 365) * 150};
 
 // This thread's registration; one network at a time.
 thread_local Waiter* this_waiter = nullptr;
@@ -23,20 +24,19 @@ thread_local const World* this_world = nullptr;
 Waiter* World::Current() const { return this_world == this ? this_waiter : nullptr; }
 
 SimDeadline World::After(absl::Duration wait) const {
-  SimDeadline until{.at = std::nullopt, .real = internal::Deadline::After(wait)};
+  SimDeadline until{.at = std::nullopt, .real = Deadline::After(wait)};
   if (!until.real.infinite()) until.at = core.now() + std::max(wait, absl::ZeroDuration());
   return until;
 }
 
-SimDeadline World::Until(absl::Time deadline) const {
-  if (deadline == absl::InfiniteFuture()) return SimDeadline{};
-  if (deadline >= VirtualEpoch()) {
-    const absl::Duration at = deadline - VirtualEpoch();
-    return {.at = at, .real = internal::Deadline::After(at - core.now())};
+SimDeadline World::Until(Deadline deadline) const {
+  if (deadline.infinite()) return SimDeadline{};
+  if (deadline.at() >= kVirtualEpoch) {
+    const absl::Duration at = absl::FromChrono(deadline.at() - kVirtualEpoch);
+    return {.at = at, .real = Deadline::After(at - core.now())};
   }
   // Rounded, so that the moments between the caller's look at the clock and now leave no mark.
-  const absl::Duration left = std::max(deadline - absl::Now(), absl::ZeroDuration());
-  return After(absl::Floor(left + absl::Microseconds(500), absl::Milliseconds(1)));
+  return After(absl::Floor(deadline.Left() + absl::Microseconds(500), absl::Milliseconds(1)));
 }
 
 void World::Enqueue(Waiter* waiter) {
@@ -182,9 +182,9 @@ absl::Duration SimNetwork::now() const {
   return world_->core.now();
 }
 
-absl::Time SimNetwork::In(absl::Duration wait) const {
-  return wait == absl::InfiniteDuration() ? absl::InfiniteFuture()
-                                          : sim::VirtualEpoch() + now() + wait;
+Deadline SimNetwork::In(absl::Duration wait) const {
+  if (Deadline::After(wait).infinite()) return Deadline::Infinite();
+  return Deadline::At(sim::kVirtualEpoch + absl::ToChronoNanoseconds(now() + wait));
 }
 
 SimStats SimNetwork::stats() const {

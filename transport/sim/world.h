@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "transport/internal/deadline.h"
+#include "base/deadline.h"
 #include "transport/sim.h"
 
 namespace tributary::transport::sim {
@@ -37,7 +37,7 @@ using WaitList = std::deque<Waiter*>;
 // A deadline in the waiter's own time: virtual for participants, real for others.
 struct SimDeadline {
   std::optional<absl::Duration> at;  // virtual; nothing: never
-  internal::Deadline real;
+  Deadline real;
 };
 
 // A connection being set up; the connecting thread owns it and takes it out of World::connects.
@@ -89,7 +89,7 @@ class World final : public SimHandler, public std::enable_shared_from_this<World
   void Enqueue(Waiter* waiter);  // able to run
   void AwaitTurn(Lock& lock, Waiter* waiter);
   Waiter* Current() const;  // this thread's, or null
-  SimDeadline Until(absl::Time deadline) const;
+  SimDeadline Until(Deadline deadline) const;
   SimDeadline After(absl::Duration wait) const;
   // Blocks until ready() or the deadline; returns ready().
   template <typename Ready>

@@ -5,8 +5,6 @@
 
 namespace tributary::transport::tcp {
 
-using internal::Deadline;
-
 // Sends what is queued on a lane that nobody is sending on. What the socket does not take is left
 // to the lane's thread.
 void TcpCore::SendAsCaller(Lane& lane, std::unique_lock<std::mutex>& lock) {

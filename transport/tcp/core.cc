@@ -14,8 +14,6 @@
 
 namespace tributary::transport::tcp {
 
-using internal::Deadline;
-
 namespace {
 
 internal::LinkState::Config StateConfig(const internal::ReadySockets& sockets,
@@ -80,11 +78,10 @@ Chunk TcpCore::Lend(uint32_t slot) {
   return Chunk(this, slot, arena_.slot(slot), arena_.slot_bytes(), MemoryKind::kHost);
 }
 
-absl::StatusOr<Chunk> TcpCore::Borrow(absl::Time deadline) {
-  const Deadline until = Deadline::FromWallClock(deadline);
+absl::StatusOr<Chunk> TcpCore::Borrow(Deadline deadline) {
   std::unique_lock lock(mutex_);
-  const bool ready = until.Wait(can_send_, lock,
-                                [this] { return !state_.SendStatus().ok() || state_.CanBorrow(); });
+  const bool ready = deadline.Wait(
+      can_send_, lock, [this] { return !state_.SendStatus().ok() || state_.CanBorrow(); });
   RETURN_IF_ERROR(state_.SendStatus());
   if (!ready) return state_.BorrowTimeout();
   return Lend(state_.Borrow());
@@ -113,22 +110,21 @@ absl::Status TcpCore::Send(Chunk chunk) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Chunk> TcpCore::Receive(absl::Time deadline) {
-  const Deadline until = Deadline::FromWallClock(deadline);
+absl::StatusOr<Chunk> TcpCore::Receive(Deadline deadline) {
   std::unique_lock lock(mutex_);
   std::optional<absl::StatusOr<internal::SlotChunk>> got;
   // Once at least the socket is looked at, also by a caller who only asks what is there.
   for (bool looked = false; !(got = state_.Receive()).has_value();) {
-    const bool expired = until.Expired();
+    const bool expired = deadline.Expired();
     Lane& lane = *lanes_[state_.next() % lanes_.size()];
     if (MayReadAsCaller(lane) && !(expired && looked)) {
       looked = true;
-      ReadAsCaller(lane, until, lock);
+      ReadAsCaller(lane, deadline, lock);
       continue;
     }
     if (expired) break;
     ++waiting_;
-    until.WaitOnce(can_receive_, lock);
+    deadline.WaitOnce(can_receive_, lock);
     --waiting_;
   }
   if (!got.has_value()) {

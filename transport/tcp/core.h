@@ -40,9 +40,9 @@ class TcpCore final : public internal::ControlledCore {
   static absl::StatusOr<std::unique_ptr<Link>> Start(internal::ReadySockets sockets,
                                                      const LinkOptions& options);
 
-  absl::StatusOr<Chunk> Borrow(absl::Time deadline) override;
+  absl::StatusOr<Chunk> Borrow(Deadline deadline) override;
   absl::Status Send(Chunk chunk) override;
-  absl::StatusOr<Chunk> Receive(absl::Time deadline) override;
+  absl::StatusOr<Chunk> Receive(Deadline deadline) override;
   std::string_view transport() const override { return "tcp"; }
   LinkStats stats() const override;
   void Shutdown() override;
@@ -101,7 +101,7 @@ class TcpCore final : public internal::ControlledCore {
   // lane.cc: the lane's thread
   void RunLane(Lane& lane);
   bool SleepLane(Lane& lane, Ready* ready);
-  bool SenderStuck(Lane& lane, internal::Deadline* until);
+  bool SenderStuck(Lane& lane, Deadline* until);
   bool LeaveToCallers(Lane& lane);
 
   // lane.cc: moving, by whoever is the mover
@@ -118,8 +118,7 @@ class TcpCore final : public internal::ControlledCore {
   // caller.cc: callers as movers
   void SendAsCaller(Lane& lane, std::unique_lock<std::mutex>& lock);
   bool MayReadAsCaller(const Lane& lane) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void ReadAsCaller(Lane& lane, const internal::Deadline& until,
-                    std::unique_lock<std::mutex>& lock);
+  void ReadAsCaller(Lane& lane, const Deadline& until, std::unique_lock<std::mutex>& lock);
   void TakeReadingBack(Lane& lane) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   void WakeBackend() override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -16,8 +16,6 @@ namespace tributary::transport {
 namespace tcp {
 namespace {
 
-using internal::Deadline;
-
 absl::StatusOr<std::unique_ptr<Link>> SetUp(const SocketAddress& address,
                                             const LinkOptions& options, const Deadline& deadline) {
   ASSIGN_OR_RETURN(internal::ReadySockets sockets,

@@ -11,8 +11,6 @@
 
 namespace tributary::transport::tcp {
 
-using internal::Deadline;
-
 absl::StatusOr<std::unique_ptr<Listener>> ListenForLinks(const std::string& address,
                                                          const LinkOptions& options,
                                                          internal::AcceptorHooks hooks) {

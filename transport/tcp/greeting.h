@@ -7,8 +7,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "base/deadline.h"
 #include "transport/internal/acceptor.h"
-#include "transport/internal/deadline.h"
 #include "transport/link.h"
 #include "transport/tcp/socket.h"
 
@@ -23,12 +23,11 @@ absl::StatusOr<std::unique_ptr<Listener>> ListenForLinks(const std::string& addr
 // yet.
 absl::StatusOr<internal::ReadySockets> Greet(const SocketAddress& address,
                                              const LinkOptions& options,
-                                             absl::string_view transport,
-                                             const internal::Deadline& deadline);
+                                             absl::string_view transport, const Deadline& deadline);
 
 // Tries `set_up` with each address that `address` resolves to, within connect_timeout in all.
-using SetUpLink = std::function<absl::StatusOr<std::unique_ptr<Link>>(const SocketAddress&,
-                                                                      const internal::Deadline&)>;
+using SetUpLink =
+    std::function<absl::StatusOr<std::unique_ptr<Link>>(const SocketAddress&, const Deadline&)>;
 absl::StatusOr<std::unique_ptr<Link>> ConnectToAny(const std::string& address,
                                                    const LinkOptions& options,
                                                    const SetUpLink& set_up);

@@ -14,7 +14,6 @@
 namespace tributary::transport::tcp {
 
 using internal::ChunkHeader;
-using internal::Deadline;
 
 void TcpCore::RunLane(Lane& lane) {
   // What the socket would do at once, as far as is known: a call that only says EAGAIN is saved.

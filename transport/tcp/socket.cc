@@ -19,8 +19,6 @@
 namespace tributary::transport::tcp {
 namespace {
 
-using internal::Deadline;
-
 bool SameAddress(const SocketAddress& a, const SocketAddress& b) {
   return a.length == b.length && std::memcmp(&a.storage, &b.storage, a.length) == 0;
 }

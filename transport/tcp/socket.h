@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "transport/internal/deadline.h"
+#include "base/deadline.h"
 #include "transport/internal/posix_io.h"
 
 namespace tributary::transport::tcp {
@@ -36,7 +36,7 @@ std::string PeerText(int fd);
 // A non-blocking listening socket.
 absl::StatusOr<Fd> ListenOn(const SocketAddress& address);
 // A connected, non-blocking socket.
-absl::StatusOr<Fd> ConnectTo(const SocketAddress& address, const internal::Deadline& deadline);
+absl::StatusOr<Fd> ConnectTo(const SocketAddress& address, const Deadline& deadline);
 // No Nagle, keepalive, and unacknowledged bytes end the connection after `user_timeout`.
 void SetLinkOptions(int fd, absl::Duration user_timeout);
 absl::Status SetBlocking(int fd);

@@ -75,6 +75,7 @@ absl::StatusOr<std::unique_ptr<Fleet>> Fleet::Create(const ClientConfig& config,
   }
   RETURN_IF_ERROR(CatchSignals(fleet->signals_[1]));
   UseOneTorchThread();
+  RETURN_IF_ERROR(fleet->MakeTls(config));
   RETURN_IF_ERROR(fleet->AddMembers(config, options));
   return fleet;
 }
@@ -86,6 +87,12 @@ Fleet::~Fleet() {
   for (const int fd : {signals_[0], signals_[1], finished_}) {
     if (fd >= 0) close(fd);
   }
+}
+
+absl::Status Fleet::MakeTls(const ClientConfig& config) {
+  if (!config.tls.has_value()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(tls_, TlsSettings::Create(*config.tls));
+  return absl::OkStatus();
 }
 
 absl::Status Fleet::AddMembers(const ClientConfig& config, const FleetOptions& options) {
@@ -120,6 +127,7 @@ absl::Status Fleet::AddMember(const ClientConfig& config, const FleetOptions& fl
   options.state_directory = config.state_directory;
   options.examples = data.train.size();
   options.own_connection = !simulate;
+  options.tls = tls_;
   spdlog::log(simulate ? spdlog::level::debug : spdlog::level::info,
               "{}: {} training and {} test examples of {}, model {}, aggregators {}", id,
               data.train.size(), data.test.size(), config.dataset, config.model,

@@ -46,10 +46,12 @@ class Fleet {
   absl::Status AddMembers(const ClientConfig& config, const FleetOptions& options);
   absl::Status AddMember(const ClientConfig& config, const FleetOptions& fleet, uint32_t index,
                          const std::shared_ptr<NetworkPool>& pool, TorchTrainer::Data data);
+  absl::Status MakeTls(const ClientConfig& config);
   // Waits until all have ended; true where a signal asked for it.
   bool Watch();
   void RunMember(Member* member) const;
 
+  std::shared_ptr<const TlsSettings> tls_;  // one for all: they share connections
   std::vector<Member> members_;
   int signals_[2] = {-1, -1};  // a pipe: the numbers of the signals caught
   int finished_ = -1;          // an eventfd: counts the members that have ended

@@ -100,8 +100,12 @@ void Scenario::CrashClient(Edge& edge) {
   const bool was_joined = edge.joined;
   Node& node = *edge.node;
   if (was_joined) {
-    world_.At(node, world_.Chance(0.5) ? world_.Seconds(0.1) : kSilence,
-              [this, &node, &edge, epoch = edge.epoch] { NodeLeft(node, edge.id, epoch); });
+    const bool polite = world_.Chance(0.2);
+    if (polite) world_.Seen("client left for good");
+    world_.At(node, polite || world_.Chance(0.5) ? world_.Seconds(0.1) : kSilence,
+              [this, &node, &edge, epoch = edge.epoch, polite] {
+                NodeLeft(node, edge.id, epoch, polite);
+              });
   }
   if (world_.Chance(0.3)) return;  // for good
   world_.Later(world_.Seconds(8), [this, &edge] {

@@ -83,12 +83,14 @@ void Scenario::NodeJoined(Node& node, const RoundMachine::Member& member) {
   TellCensus(node);
 }
 
-void Scenario::NodeLeft(Node& node, const std::string& id, uint64_t epoch) {
+void Scenario::NodeLeft(Node& node, const std::string& id, uint64_t epoch, bool for_good) {
   const auto it = node.sessions.find(id);
   if (it == node.sessions.end() || it->second.epoch != epoch) return;
   node.sessions.erase(it);
   node.at_close.erase(id);
-  if (node.machine && !node.finished) Act(node, node.machine->Left(id, epoch, world_.now()));
+  if (node.machine && !node.finished) {
+    Act(node, node.machine->Left(id, epoch, world_.now(), for_good));
+  }
   TellCensus(node);
 }
 

@@ -191,7 +191,7 @@ class Scenario {
   void DropRound(Node& node);
   void Begin(Node& node, RoundPlan plan, uint64_t base);
   void NodeJoined(Node& node, const RoundMachine::Member& member);
-  void NodeLeft(Node& node, const std::string& id, uint64_t epoch);
+  void NodeLeft(Node& node, const std::string& id, uint64_t epoch, bool for_good = false);
   void SendTask(Node& node, const std::string& member);
   void Offer(Node& node, Offered offer);
   bool MayCarry(const Node& node, const Offered& offer) const;

@@ -41,6 +41,7 @@ void Scenario::TakeNodeTask(Node& node, uint64_t process, RoundPlan plan, uint64
   }
   auto begin = [this, &node, plan, base, deadline_at]() mutable {
     plan.last_call = plan.last_call * 0.4;
+    plan.reopens = true;
     plan.deadline = std::max(deadline_at - world_.now() - kForwarding, absl::Seconds(1));
     Begin(node, plan, base);
   };

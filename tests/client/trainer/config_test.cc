@@ -4,8 +4,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
+#include <utility>
+#include <vector>
+
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "tests/base/certificates.h"
 
 namespace tributary::client::trainer {
 namespace {
@@ -165,6 +171,61 @@ TEST(ClientConfig, TellsItsLabelsOnlyWhereItIsToldTo) {
       ParseClientConfig(Replaced(kLeast, "[model]", "report_labels = true\n[model]"), "c.toml");
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_TRUE(config->report_labels);
+}
+
+// ---- [tls]
+
+class ClientTlsConfig : public ::testing::Test {
+ protected:
+  ClientTlsConfig() : own_(ca_.Issue("phone", {.usage = "clientAuth"})) {
+    std::string pattern =
+        (std::filesystem::temp_directory_path() / "tributary-tls-XXXXXX").string();
+    dir_ = mkdtemp(pattern.data());
+    for (const auto& [name, text] :
+         {std::pair("ca.pem", ca_.pem()), std::pair("own.pem", own_.cert_pem),
+          std::pair("own.key", own_.key_pem),
+          std::pair("server.pem", ca_.Issue("s", {.usage = "serverAuth"}).cert_pem)}) {
+      std::ofstream(absl::StrCat(dir_, "/", name)) << text;
+    }
+  }
+  ~ClientTlsConfig() override { std::filesystem::remove_all(dir_); }
+  // kLeast and a [tls], whose keys begin in line 9.
+  std::string With(const std::vector<std::pair<std::string, std::string>>& files) const {
+    std::string text = absl::StrCat(kLeast, "[tls]\n");
+    for (const auto& [key, file] : files)
+      absl::StrAppend(&text, key, " = \"", dir_, "/", file, "\"\n");
+    return text;
+  }
+
+  const TestCa ca_;
+  const TestCertificate own_;
+  std::string dir_;
+};
+
+TEST_F(ClientTlsConfig, IsReadAndIsNotThereWithoutTheSection) {
+  EXPECT_FALSE(ParseClientConfig(kLeast, "c.toml")->tls.has_value());
+  const auto config = ParseClientConfig(
+      absl::StrCat(With({{"ca", "ca.pem"}, {"cert", "own.pem"}, {"key", "own.key"}}),
+                   "server_name = \"rack\"\n"),
+      "c.toml");
+  ASSERT_TRUE(config.ok()) << config.status();
+  ASSERT_TRUE(config->tls.has_value());
+  EXPECT_EQ(config->tls->ca_pem, ca_.pem());
+  EXPECT_EQ(config->tls->cert_pem, own_.cert_pem);
+  EXPECT_EQ(config->tls->key_pem, own_.key_pem);
+  EXPECT_EQ(config->tls->server_name, "rack");
+}
+
+TEST_F(ClientTlsConfig, MistakesAreNamedWithTheirPlace) {
+  EXPECT_THAT(Findings(With({})), HasSubstr("c.toml:8:1: [tls] ca is required"));
+  EXPECT_THAT(Findings(With({{"ca", "none.pem"}})),
+              AllOf(HasSubstr("c.toml:9:6: [tls] ca = "), HasSubstr("is not there")));
+  EXPECT_THAT(Findings(With({{"ca", "ca.pem"}, {"cert", "own.pem"}})),
+              HasSubstr("c.toml:10:8: [tls] cert does nothing without key"));
+  EXPECT_THAT(Findings(With({{"ca", "ca.pem"}, {"cert", "server.pem"}, {"key", "own.key"}})),
+              AllOf(HasSubstr("c.toml:10:8: "), HasSubstr("is not for TLS clients")));
+  EXPECT_THAT(Findings(With({{"client_ca", "ca.pem"}, {"ca", "ca.pem"}})),
+              HasSubstr("c.toml:9:1: unknown key \"client_ca\" in [tls]"));
 }
 
 TEST(ClientConfig, SimulationReplacesClientsAndIndex) {

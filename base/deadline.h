@@ -1,27 +1,22 @@
-// A point on the monotonic clock: what a caller's wall-clock deadline becomes on entry.
+// A point on the monotonic clock by which a wait is to end: setting the calendar moves none.
 #pragma once
-
-#include <poll.h>
 
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <mutex>
 
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 
-namespace tributary::transport::internal {
+namespace tributary {
 
-// Steps of the wall clock after construction neither stretch nor shorten the wait.
+// A value. No calendar time becomes one: "in five seconds" is Deadline::After(absl::Seconds(5)).
 class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
 
-  static Deadline FromWallClock(absl::Time deadline) {
-    if (deadline == absl::InfiniteFuture()) return Deadline();
-    return After(deadline - absl::Now());
-  }
+  // Now, where `wait` is not positive; without end from a century on.
   static Deadline After(absl::Duration wait) {
     Deadline result;
     // A century is longer than any wait and far from overflowing the clock.
@@ -31,11 +26,24 @@ class Deadline {
     }
     return result;
   }
+  static Deadline At(Clock::time_point at) {
+    Deadline result;
+    result.infinite_ = false;
+    result.at_ = at;
+    return result;
+  }
+  // Takes what is there, and waits for nothing.
+  static Deadline Now() { return After(absl::ZeroDuration()); }
   static Deadline Infinite() { return Deadline(); }
 
   bool infinite() const { return infinite_; }
   Clock::time_point at() const { return at_; }
   bool Expired() const { return !infinite_ && Clock::now() >= at_; }
+  // Not negative.
+  absl::Duration Left() const {
+    if (infinite_) return absl::InfiniteDuration();
+    return std::max(absl::FromChrono(at_ - Clock::now()), absl::ZeroDuration());
+  }
   static Deadline Sooner(const Deadline& a, const Deadline& b) {
     if (a.infinite_) return b;
     if (b.infinite_) return a;
@@ -74,4 +82,4 @@ class Deadline {
   Clock::time_point at_{};
 };
 
-}  // namespace tributary::transport::internal
+}  // namespace tributary
