@@ -57,7 +57,10 @@ std::string WhyNotDown(const compression::Codec& codec) {
 }
 
 // Why this stage, or these parameters, are for updates only; "" where they are not.
-std::string WhyNotStage(absl::string_view stage) {
+std::string WhyNotStage(absl::string_view text) {
+  std::string packed(text);
+  std::erase_if(packed, [](char c) { return absl::ascii_isspace(static_cast<unsigned char>(c)); });
+  const absl::string_view stage = packed;
   if (absl::StartsWith(stage, "ef21")) {
     return "ef21 keeps an estimate of each client's own, and there is one way down for all; leave "
            "it out";
@@ -65,7 +68,7 @@ std::string WhyNotStage(absl::string_view stage) {
   if (absl::StartsWith(stage, "dct")) {
     return "dct is of updates, whose sum the root transforms back; leave it out";
   }
-  if (absl::StartsWith(stage, "ef(") || absl::StartsWith(stage, "ef (")) {
+  if (absl::StartsWith(stage, "ef(")) {
     return "the way down feeds back all that was lost, without decay or momentum; leave ef out";
   }
   if (absl::StrContains(stage, "gain=")) {

@@ -3,6 +3,7 @@
 
 #include <fnmatch.h>
 
+#include <string>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -47,7 +48,9 @@ std::string WhyNoEstimate(const Codec& codec, absl::string_view front) {
     return "ef21 needs a codec that sends less where there is less to send, and a vote is always "
            "a step; use sign | ef21";
   }
-  if (front.find("gain=") != absl::string_view::npos) {
+  std::string packed(front);
+  std::erase_if(packed, [](char c) { return absl::ascii_isspace(static_cast<unsigned char>(c)); });
+  if (packed.find("gain=") != std::string::npos) {
     return "ef21 sends differences to what was sent, which a gain would overshoot; leave gain out";
   }
   return "";

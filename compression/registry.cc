@@ -44,7 +44,7 @@ CodecOr ParseInt(SpecStage* s) {
 CodecOr ParseSign(SpecStage* s) {
   ASSIGN_OR_RETURN(const int mode, s->TakeWord("mode", {"scaled", "vote"}));
   if (mode == 1) {
-    ASSIGN_OR_RETURN(const int step, s->TakeStep(10, kMaxStepExponent));
+    ASSIGN_OR_RETURN(const int step, s->TakeStep(10, kMaxStepExponent, /*agreed=*/false));
     return MakeSignVote(step);
   }
   ASSIGN_OR_RETURN(const uint32_t block, TakeBlock(s, kSignDefaultBlock));
@@ -102,7 +102,7 @@ CodecOr ParseEden(SpecStage* s) {
 
 CodecOr ParseHq(SpecStage* s) {
   ASSIGN_OR_RETURN(const int word, s->TakeWord("bits", {"8", "4"}));
-  ASSIGN_OR_RETURN(const int step, s->TakeStep(12, kMaxStepExponent));
+  ASSIGN_OR_RETURN(const int step, s->TakeStep(12, kMaxStepExponent, /*agreed=*/true));
   ASSIGN_OR_RETURN(const bool stochastic, TakeStochastic(s));
   return MakeHq(word == 1 ? 4 : 8, step, stochastic);
 }

@@ -91,10 +91,10 @@ absl::StatusOr<double> SpecStage::TakeDecimal(absl::string_view key, double usua
   return Bad(absl::StrCat(key, "=", *value, " is not a number from ", least, " to ", most));
 }
 
-absl::StatusOr<int> SpecStage::TakeStep(int usual, int most) {
+absl::StatusOr<int> SpecStage::TakeStep(int usual, int most, bool agreed) {
   const std::optional<std::string> value = Take("step");
   // "auto": the root puts what it finds into the round's spec (compression/agreed.h).
-  if (!value.has_value() || *value == "auto") return usual;
+  if (!value.has_value() || (agreed && *value == "auto")) return usual;
   absl::string_view exponent = *value;
   int number = 0;
   if (absl::ConsumePrefix(&exponent, "2^-") && absl::SimpleAtoi(exponent, &number) && number >= 0 &&

@@ -103,6 +103,8 @@ class StageCodec final : public Codec {
     if (inner.ok()) inner->codec->Decode(inner->payload, out);
   }
 
+  const Codec* inner() const { return inner_.get(); }
+
  private:
   bool zstd() const { return capabilities_.id == CodecId::kZstd; }
   static size_t Lz4Bound(size_t n) {
@@ -186,6 +188,10 @@ class StageCodec final : public Codec {
 
 }  // namespace
 
+const Codec* WithinCompressed(const Codec& codec) {
+  const auto* stage = dynamic_cast<const StageCodec*>(&codec);
+  return stage == nullptr ? nullptr : stage->inner();
+}
 std::shared_ptr<const Codec> MakeZstd(std::shared_ptr<const Codec> inner, int level) {
   return std::make_shared<StageCodec>(CodecId::kZstd, std::move(inner), level);
 }

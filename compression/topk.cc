@@ -16,6 +16,10 @@
 namespace tributary::compression {
 namespace {
 
+// Above this share of the elements their places, a bit an element, take more than the floats that
+// are left out would.
+constexpr double kDense = 31.0 / 32;
+
 size_t ValueBytes(SparseValues kind, size_t count) {
   switch (kind) {
     case SparseValues::kFloat32:
@@ -128,6 +132,16 @@ class TopKCodec final : public Codec {
 
   absl::Status Encode(std::span<const float> x, const EncodeContext& context,
                       std::vector<uint8_t>* out, std::span<float> residual) const override;
+  // All go, as fp32, where nearly all would, as a warm-up may begin: else an update could be larger
+  // than any may be.
+  absl::StatusOr<SegmentForm> EncodeSegment(std::span<const float> x, const EncodeContext& context,
+                                            std::vector<uint8_t>* out,
+                                            std::span<float> residual) const override {
+    if (values_ == SparseValues::kFloat32 && FractionAt(context.round) > kDense) {
+      return MakeFp32()->EncodeSegment(x, context, out, residual);
+    }
+    return Codec::EncodeSegment(x, context, out, residual);
+  }
   absl::Status Validate(const PiecedBytes& payload, uint64_t n, double bound) const override;
   void Fold(const PiecedBytes& payload, uint64_t begin, uint64_t count, const GridFold& grid,
             int64_t* acc) const override;

@@ -176,6 +176,8 @@ class ZerosCodec final : public Codec {
     });
   }
 
+  const Codec* inner() const { return inner_.get(); }
+
  private:
   absl::Status EncodePresent(const Present& present, std::span<const float> x,
                              const EncodeContext& context, std::vector<uint8_t>* out,
@@ -220,6 +222,10 @@ absl::Status ZerosCodec::EncodePresent(const Present& present, std::span<const f
 
 }  // namespace
 
+const Codec* WithinZeros(const Codec& codec) {
+  const auto* stage = dynamic_cast<const ZerosCodec*>(&codec);
+  return stage == nullptr ? nullptr : stage->inner();
+}
 std::shared_ptr<const Codec> MakeZeros(std::shared_ptr<const Codec> inner) {
   return std::make_shared<ZerosCodec>(std::move(inner));
 }

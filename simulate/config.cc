@@ -45,7 +45,7 @@ void ReadClients(TomlReader& toml, ClientModel* c) {
   }
   ReadIn(toml, s, "slow_share", &c->slow_share, 0, 1);
   ReadIn(toml, s, "slow_factor", &c->slow_factor, 1, 1e4);
-  ReadIn(toml, s, "dropout", &c->dropout, 0, 1);
+  ReadIn(toml, s, "dropout", &c->dropout, 0, 0.99);
   ReadIn(toml, s, "diurnal_amplitude", &c->diurnal_amplitude, 0, 1);
   ReadIn(toml, s, "diurnal_period_s", &c->diurnal_period_s, 1, 1e9);
   ReadIn(toml, s, "diurnal_spread", &c->diurnal_spread, 0, 1);

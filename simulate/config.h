@@ -20,7 +20,8 @@ struct ClientModel {             // [clients]
                                  // minimum 1 (heavy tail); 0: none
   double slow_share = 0;         // of the clients are
   double slow_factor = 10;       // so many times slower to train and to send
-  double dropout = 0;            // chance that a client dies in a round, at a uniform moment of it
+  double dropout = 0;            // chance that a client dies in a round, at a uniform moment of it;
+                                 // up to 0.99: where nobody finishes, a buffer waits for ever
   double diurnal_amplitude = 0;  // availability is 1 - amplitude * (1 + sin) / 2 over a day,
   double diurnal_period_s = 86400;   // each client at its own hour: evenly over this share of the
   double diurnal_spread = 0.25;      // day; 0: one hour for all, 1: round the clock

@@ -11,6 +11,7 @@
 #include "aggregation/update.h"
 #include "base/philox.h"
 #include "base/status.h"
+#include "compression/agreed.h"
 #include "compression/codec.h"
 #include "compression/segment.h"
 
@@ -28,13 +29,12 @@ class ResultSource final : public aggregation::DeltaSource {
     std::vector<float>& delta = result_->floats[tensor];
     RETURN_IF_ERROR(CheckSize(tensor, delta.size()));
     const compression::TensorCodec& how = CodecOf(tensor);
-    if (how.planes.Divides(layout_.tensors()[tensor].shape)) {
-      compression::PlaneTransform(how.planes).Forward(delta);
-    }
-    if (how.estimate) residuals_->AddTo(tensor, delta, -1, Kept::kEstimate);
+    const std::vector<float> basis = BasisOf(tensor);
+    if (!basis.empty()) compression::PlaneTransform(how.planes).Forward(delta);
+    if (how.estimate) AddKept(tensor, delta, -1, Kept::kEstimate);
     if (how.momentum > 0) AddMomentum(tensor, how.momentum, delta);
-    if (how.error_feedback) residuals_->AddTo(tensor, delta, how.decay);
-    if (how.codec->capabilities().id == compression::CodecId::kHq) {
+    if (how.error_feedback) AddKept(tensor, delta, how.decay, Kept::kResidual);
+    if (compression::IsHq(*how.codec)) {
       for (const float v : delta) largest_ = std::max(largest_.value_or(0), std::abs(v));
     }
     return delta;
@@ -100,9 +100,10 @@ class ResultSource final : public aggregation::DeltaSource {
         memories_[t] = residuals_->Pending(t, elements, Kept::kMemory);
         residuals_->AddTo(t, memories_[t], 1, Kept::kMemory);
       }
+      if (CodecOf(t).keeps_state()) *residuals_->PendingState(t, Kept::kBasis) = BasisOf(t);
       if (CodecOf(t).estimate) {
         estimates_[t] = residuals_->Pending(t, elements, Kept::kEstimate);
-        residuals_->AddTo(t, estimates_[t], 1, Kept::kEstimate);
+        AddKept(t, estimates_[t], 1, Kept::kEstimate);
       } else if (CodecOf(t).momentum > 0) {
         momenta_[t] = residuals_->Pending(t, elements, Kept::kMomentum);
       }
@@ -117,9 +118,20 @@ class ResultSource final : public aggregation::DeltaSource {
   float MemoryStep(uint32_t tensor) const {
     return tensor < result_->memory_steps.size() ? result_->memory_steps[tensor] : 0;
   }
+  // The planes that a tensor travels in; empty: as it is.
+  std::vector<float> BasisOf(uint32_t tensor) const {
+    const compression::PlaneShape& planes = CodecOf(tensor).planes;
+    if (!planes.Divides(layout_.tensors()[tensor].shape)) return {};
+    return {static_cast<float>(planes.rows), static_cast<float>(planes.columns)};
+  }
+  // Of another basis (the run was started again with another codec) it is as if nothing were kept.
+  void AddKept(uint32_t tensor, std::span<float> to, float factor, Kept kind) const {
+    if (!std::ranges::equal(residuals_->Committed(tensor, Kept::kBasis), BasisOf(tensor))) return;
+    residuals_->AddTo(tensor, to, factor, kind);
+  }
   // delta = momentum u + delta, which is the new u.
   void AddMomentum(uint32_t tensor, float momentum, std::vector<float>& delta) {
-    residuals_->AddTo(tensor, delta, momentum, Kept::kMomentum);
+    AddKept(tensor, delta, momentum, Kept::kMomentum);
     std::copy(delta.begin(), delta.end(), momenta_[tensor].begin());
   }
   absl::Status Missing(uint32_t tensor, const char* kind) const {

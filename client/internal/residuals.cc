@@ -21,11 +21,14 @@ namespace {
 // round and whether there is one; the committed and the pending vectors (one of each of Kept's
 // kinds a tensor, all of a kind together): their number, and for each its length and floats.
 // Integers are u64, little-endian.
-constexpr char kMagic[] = "tributary residuals 3\n";
-// Without memories: it is read as if they were empty.
-constexpr char kMagicOf2[] = "tributary residuals 2\n";
-constexpr size_t kKindsOf2 = 4;
-static_assert(sizeof kMagic == sizeof kMagicOf2);
+constexpr std::string_view kMagic = "tributary residuals 4\n";
+// Of earlier releases, with fewer kinds: they are read as if the others were empty.
+struct Format {
+  std::string_view magic;
+  size_t kinds;
+};
+constexpr Format kFormats[] = {
+    {kMagic, kKeptKinds}, {"tributary residuals 3\n", 5}, {"tributary residuals 2\n", 4}};
 
 template <class T>
 void Append(T value, std::string* out) {
@@ -99,17 +102,19 @@ std::string ResidualStore::Serialized() const {
       body.append(reinterpret_cast<const char*>(tensor.data()), tensor.size() * sizeof(float));
     }
   }
-  std::string all = kMagic;
+  std::string all(kMagic);
   Append(uint64_t{ChecksumOf(body)}, &all);
   return all + body;
 }
 
 bool ResidualStore::Parse(const std::string& bytes) {
   Reader reader{bytes};
-  const std::string_view magic = reader.left.substr(0, sizeof kMagic - 1);
-  if (magic != kMagic && magic != kMagicOf2) return false;
-  const size_t kinds = magic == kMagic ? kKeptKinds : kKindsOf2;
-  reader.left.remove_prefix(sizeof kMagic - 1);
+  size_t kinds = 0;
+  for (const Format& format : kFormats) {
+    if (reader.left.starts_with(format.magic)) kinds = format.kinds;
+  }
+  if (kinds == 0) return false;
+  reader.left.remove_prefix(kMagic.size());  // all are as long
   uint64_t checksum = 0, length = 0, round = 0, has_pending = 0;
   if (!reader.Take(&checksum) || ChecksumOf(reader.left) != checksum || !reader.Take(&length) ||
       length > reader.left.size()) {
@@ -123,7 +128,7 @@ bool ResidualStore::Parse(const std::string& bytes) {
     return false;
   }
   for (Tensors* tensors : {&committed, &pending}) {
-    tensors->resize(tensors->size() / kinds * kKeptKinds);  // the new kind is the last
+    tensors->resize(tensors->size() / kinds * kKeptKinds);  // new kinds are the last
   }
   identity_ = identity;
   round_ = round;

@@ -14,9 +14,17 @@ namespace tributary::client::internal {
 
 // What is kept of a tensor (compression/policy.h): each kind is apart, so that a run that changes
 // its codec never takes one for another.
-// kMemory is the trainer's (client.h).
-enum class Kept : uint32_t { kResidual = 0, kMomentum = 1, kEstimate = 2, kWarm = 3, kMemory = 4 };
-inline constexpr size_t kKeptKinds = 5;
+// kMemory is the trainer's (client.h); kBasis says what residual, momentum and estimate are of:
+// the rows and columns of dct's planes, or nothing, of the elements themselves.
+enum class Kept : uint32_t {
+  kResidual = 0,
+  kMomentum = 1,
+  kEstimate = 2,
+  kWarm = 3,
+  kMemory = 4,
+  kBasis = 5
+};
+inline constexpr size_t kKeptKinds = 6;
 
 // What one client keeps of its tensors, a vector each (empty: none). Run's thread only.
 class ResidualStore {
@@ -58,7 +66,7 @@ class ResidualStore {
 
  private:
   using Tensors = std::vector<std::vector<float>>;
-  // All tensors' residuals, then all momenta, estimates, what codecs warm up from, and memories.
+  // All tensors' residuals, then all momenta, and so on in the order of Kept.
   static size_t Slot(uint32_t tensor, Kept kind, size_t slots) {
     return static_cast<size_t>(kind) * (slots / kKeptKinds) + tensor;
   }

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <numeric>
+#include <queue>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/philox.h"
@@ -67,14 +69,21 @@ Parts CutShards(std::span<const uint8_t> labels, const SplitSpec& spec) {
 }
 
 void GiveOneToEach(Parts* parts) {
+  // The largest first, of equals the first. Who is given one never has to give.
+  using Size = std::pair<size_t, int64_t>;  // and the part's number, negated
+  std::priority_queue<Size> sizes;
+  for (size_t i = 0; i < parts->size(); ++i) {
+    sizes.emplace((*parts)[i].size(), -static_cast<int64_t>(i));
+  }
   for (auto& part : *parts) {
     if (!part.empty()) continue;
-    auto& largest = *std::max_element(
-        parts->begin(), parts->end(),
-        [](const auto& a, const auto& b) { return a.size() < b.size(); });  // the first of equals
+    const auto [size, number] = sizes.top();
+    sizes.pop();
+    auto& largest = (*parts)[static_cast<size_t>(-number)];
     const auto last = std::max_element(largest.begin(), largest.end());
     part.push_back(*last);
     largest.erase(last);
+    sizes.emplace(size - 1, number);
   }
 }
 

@@ -143,6 +143,7 @@ absl::StatusOr<TrainResult> TorchTrainer::TrainOn(Network& network, const TrainT
   const double steps = aggregation::NormalisedSteps(trained.steps, how.momentum);
   FinishCorrections(task, match, network, how, steps, &result);
   if (how.fednova) {
+    RETURN_IF_ERROR(CheckFedNova(task, match, network, result));
     for (std::vector<float>& tensor : result.floats) {
       for (float& delta : tensor) delta = static_cast<float>(static_cast<double>(delta) / steps);
     }

@@ -30,8 +30,8 @@ class SpecStage {
                                           uint32_t most);
   absl::StatusOr<uint32_t> TakeNumber(absl::string_view key, uint32_t usual, uint32_t least,
                                       uint32_t most);
-  // "2^-12": 12; "auto": `usual`, until the round's spec says a number.
-  absl::StatusOr<int> TakeStep(int usual, int most);
+  // "2^-12": 12; where it may be agreed, "auto": `usual`, until the round's spec says a number.
+  absl::StatusOr<int> TakeStep(int usual, int most, bool agreed);
   // A decimal number in [least, most].
   absl::StatusOr<double> TakeDecimal(absl::string_view key, double usual, double least,
                                      double most);

@@ -29,6 +29,9 @@ inline bool MayBeWithin(uint16_t id, CodecId stage) {
 std::shared_ptr<const Codec> MakeZeros(std::shared_ptr<const Codec> inner);
 std::shared_ptr<const Codec> MakeZstd(std::shared_ptr<const Codec> inner, int level);
 std::shared_ptr<const Codec> MakeLz4(std::shared_ptr<const Codec> inner);
+// What a stage's encoder is around; null of another codec.
+const Codec* WithinZeros(const Codec& codec);
+const Codec* WithinCompressed(const Codec& codec);  // zstd or lz4
 // To decode: what is inside, each payload says.
 std::shared_ptr<const Codec> MakeStageDecoder(CodecId id);
 

@@ -113,6 +113,18 @@ TEST(Codecs, ATinyModelStillFitsWhatAnUpdateMayDeclare) {
   }
 }
 
+// A warm-up may begin with all elements: places must not make that more than the floats.
+TEST(Codecs, TopKOfNearlyAllElementsStillFitsWhatAnUpdateMayDeclare) {
+  const auto layout = testing::MakeLayout({{"w", {3, 70'000}}, {"b", {20}}});
+  for (const char* spec :
+       {"topk(1)", "topk(0.99) | zstd", "topk(0.97, across=model)", "topk(0.9, values=fp16)",
+        "topk(0.01, warmup=4, from=1)", "topk(0.01, across=model, warmup=4, from=1)"}) {
+    const testing::Recorded recorded = Encoded(*layout, spec, 1);
+    EXPECT_LE(recorded.size(), MaxEncodedBytes(*layout)) << spec;
+    EXPECT_NE(testing::Assemble(layout, Grid(), recorded), nullptr);
+  }
+}
+
 TEST(Codecs, TopKKeepsTheWholeTensorsLargestAcrossSegments) {
   const auto layout = testing::MakeLayout({{"w", {2, 500'000}}});
   const testing::Recorded recorded = Encoded(*layout, "topk(0.001)", 5);

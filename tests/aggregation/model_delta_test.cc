@@ -341,6 +341,8 @@ TEST(DownlinkCodecTest, RefusesWhatOnlyUpdatesCanUseWithTheReason) {
       {"topk(0.1) | dct(28x28)", "transforms back"},
       {"topk(0.1) | ef(decay=0.9)", "without decay or momentum"},
       {"topk(0.1, values=ternary, gain=1.5)", "leave gain out"},
+      {"topk(0.1, values=ternary, gain = 1.5)", "leave gain out"},
+      {"topk(0.1) | ef\t (decay=0.5)", "leave ef out"},
       {"topk(0.1, across=model)", "leave out across"},
       {"powersgd(rank=2)", "one way down for all"},
       {"sketch(0.01)", "nothing is summed"},

@@ -422,6 +422,34 @@ TEST(FeedbackConservation, WithMomentumSentAndResidualAreTheSumOfCorrectedUpdate
   }
 }
 
+// A run that is started again with or without dct, or with other planes: coefficients are no
+// elements.
+TEST(FeedbackState, OfCoefficientsIsNotTakenForOneOfElements) {
+  const std::string path = ::testing::TempDir() + "feedback_test_dct_" + std::to_string(getpid());
+  const auto layout = Layout(1);
+  for (const char* feedback : {"ef", "ef(momentum=0.5)", "ef21"}) {
+    const auto spec = [&](const std::string& planes) {
+      return PolicyOf("fp32; a = topk(0.1) | " + planes + feedback);
+    };
+    const PolicyPtr plain = spec(""), planes = spec("dct(4x8) | "), others = spec("dct(8x4) | ");
+    for (const auto& [before, after] :
+         {std::pair(plain, planes), {planes, plain}, {planes, others}, {planes, planes}}) {
+      ResidualStore store(path);
+      store.Bind("run", "layout");
+      Send(*layout, before, 1, Deltas(*layout, 1), &store);
+      store.Commit(1);
+      ASSERT_TRUE(store.Save().ok());
+      ResidualStore next(path), fresh;
+      EXPECT_EQ(next.Bind("run", "layout"), "");
+      EXPECT_EQ(*Send(*layout, after, 2, Deltas(*layout, 2), &next) ==
+                    *Send(*layout, after, 2, Deltas(*layout, 2), &fresh),
+                before != after)
+          << feedback;
+      std::filesystem::remove(path);
+    }
+  }
+}
+
 TEST(FeedbackState, OfAllKindsSurvivesARestartAndIsNotTakenForAnother) {
   const std::string path = ::testing::TempDir() + "feedback_test_" + std::to_string(getpid());
   const auto layout = Layout(1);

@@ -103,29 +103,33 @@ TEST(Memory, IsInTheFileAndFilesFromBeforeItWereReadAsWithout) {
     EXPECT_EQ(store.Bind("run", "layout"), "");
     EXPECT_EQ(MemoryOf(store, 1), kept);
   }
-  // Format 2: four kinds. Here one tensor with a residual of two elements, nothing pending.
-  std::string body;
-  const auto number = [&body](uint64_t n) { body.append(reinterpret_cast<const char*>(&n), 8); };
-  const std::string identity = std::string("run") + '\0' + "layout";
-  number(identity.size());
-  body += identity;
-  number(7);
-  number(0);
-  number(4);
-  number(2);
-  for (const float v : {0.25f, -2.0f}) body.append(reinterpret_cast<const char*>(&v), 4);
-  for (int i = 0; i < 3; ++i) number(0);
-  number(0);
-  const uint64_t checksum = Crc32c({reinterpret_cast<const uint8_t*>(body.data()), body.size()});
-  std::string file = "tributary residuals 2\n";
-  file.append(reinterpret_cast<const char*>(&checksum), 8);
-  std::ofstream(path, std::ios::binary) << file + body;
-  ResidualStore old(path);
-  EXPECT_EQ(old.Bind("run", "layout"), "");
-  std::vector<float> residual(2, 0.0f);
-  old.AddTo(0, residual);
-  EXPECT_EQ(residual, (std::vector<float>{0.25f, -2.0f}));
-  EXPECT_TRUE(MemoryOf(old, 0).empty());
+  // Formats 2 and 3 have four kinds and five. Here one tensor with a residual of two elements,
+  // nothing pending.
+  for (const uint64_t kinds : {4, 5}) {
+    std::string body;
+    const auto number = [&body](uint64_t n) { body.append(reinterpret_cast<const char*>(&n), 8); };
+    const std::string identity = std::string("run") + '\0' + "layout";
+    number(identity.size());
+    body += identity;
+    number(7);
+    number(0);
+    number(kinds);
+    number(2);
+    for (const float v : {0.25f, -2.0f}) body.append(reinterpret_cast<const char*>(&v), 4);
+    for (uint64_t i = 1; i < kinds; ++i) number(0);
+    number(0);
+    const uint64_t checksum = Crc32c({reinterpret_cast<const uint8_t*>(body.data()), body.size()});
+    std::string file = "tributary residuals " + std::to_string(kinds - 2) + "\n";
+    file.append(reinterpret_cast<const char*>(&checksum), 8);
+    std::ofstream(path, std::ios::binary) << file + body;
+    ResidualStore old(path);
+    EXPECT_EQ(old.Bind("run", "layout"), "");
+    std::vector<float> residual(2, 0.0f);
+    old.AddTo(0, residual);
+    EXPECT_EQ(residual, (std::vector<float>{0.25f, -2.0f}));
+    EXPECT_TRUE(MemoryOf(old, 0).empty());
+    EXPECT_TRUE(old.Committed(0, Kept::kBasis).empty());
+  }
   std::filesystem::remove(path);
 }
 

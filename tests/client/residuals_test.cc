@@ -171,6 +171,20 @@ TEST(AgreedStep, IsFoundFromTheLargestOfWhatHqEncodesWithItsResidual) {
   EXPECT_FALSE(other.largest.has_value());
 }
 
+// A stage behind hq hides its name: without the largest, the root would never agree on a step.
+TEST(AgreedStep, IsFoundBehindStagesToo) {
+  ResidualStore plain;
+  const Fixture bare("hq(bits=4, step=2^-12)");
+  bare.Send(&plain, 1);
+  for (const char* spec : {"hq(bits=4, step=2^-12) | zstd", "hq(bits=4, step=2^-12) | zeros | lz4",
+                           "int8; w = hq(bits=4, step=2^-12) | zeros"}) {
+    ResidualStore store;
+    const Fixture staged(spec);
+    staged.Send(&store, 1);
+    EXPECT_EQ(staged.largest, bare.largest) << spec;
+  }
+}
+
 TEST(ResidualFile, GivesANewLifeWhatTheOldOneCommittedAndLeftPending) {
   const File file;
   {

@@ -70,8 +70,9 @@ std::vector<uint64_t> Sizes(const CodecCase& c, bool large) {
 }
 
 const std::vector<std::string>& Patterns() {
-  static const auto* patterns = new std::vector<std::string>{
-      "zeros", "negative zeros", "constant", "extremes", "subnormal", "outlier", "ties", "deltas"};
+  static const auto* patterns =
+      new std::vector<std::string>{"zeros",   "negative zeros", "constant", "extremes", "subnormal",
+                                   "outlier", "heavy tails",    "ties",     "deltas"};
   return *patterns;
 }
 
@@ -97,6 +98,10 @@ std::vector<float> MakeInput(const std::string& pattern, uint64_t n) {
     if (pattern == "extremes") x[i] = sign * 4096.0f;
     if (pattern == "subnormal") x[i] = sign * std::ldexp(1.0f, -149) * (random.Next32() % 300);
     if (pattern == "outlier") x[i] = i == n / 2 ? -4000.0f : sign * 1e-4f;
+    if (pattern == "heavy tails") {  // without a mean, as Cauchy's
+      const double u = random.NextDouble(), v = random.NextDouble();
+      x[i] = sign * static_cast<float>(std::min(0.01 * u / std::max(v, 1e-9), 4096.0));
+    }
     if (pattern == "ties") {
       // Half-way for the grid at f = 30, for bf16, for fp16, and for int8 with scale 1.
       const float ties[] = {std::ldexp(2.0f * (i % 37) + 1, -31), 1 + std::ldexp(i % 8 + 0.5f, -7),

@@ -273,6 +273,9 @@ TEST(SimulateConfig, ReadsTheExampleAndNamesWhatIsWrong) {
   EXPECT_THAT(error("[simulate]\npolicies = [\"fast\"]"), HasSubstr("\"fast\" is not one of wait"));
   EXPECT_THAT(error("[clients]\ncount = 5\n[racks]\ncount = 6"), HasSubstr("would have nobody"));
   EXPECT_THAT(error("[clients]\npareto_alpha = 0.5"), HasSubstr("above 1"));
+  // With 1 nobody ever finishes, and a buffer would wait without end.
+  EXPECT_THAT(error("[clients]\ndropout = 1"), HasSubstr("dropout"));
+  EXPECT_EQ(error("[clients]\ndropout = 0.99"), "");
   EXPECT_THAT(error("[clients]\ntrane_s = 5"), HasSubstr("did you mean \"train_s\""));
 }
 

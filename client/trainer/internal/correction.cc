@@ -1,6 +1,7 @@
 // Control variates and dynamic regularisers.
 #include "client/trainer/internal/correction.h"
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 
@@ -85,6 +86,20 @@ absl::StatusOr<std::vector<torch::Tensor>> GradientCorrections(const TrainTask& 
     }
   }
   return corrections;
+}
+
+absl::Status CheckFedNova(const TrainTask& task, const std::vector<size_t>& match,
+                          const Network& network, const TrainResult& result) {
+  for (uint32_t t = 0; t < match.size(); ++t) {
+    const TensorSpec& spec = task.layout->tensors()[t];
+    if (!Averaged(spec) || IsTrained(network.tensors()[match[t]])) continue;
+    if (std::ranges::all_of(result.floats[t], [](float delta) { return delta == 0; })) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "fednova: tensor \"", spec.name,
+        "\" is averaged, moves and is not trained, and the server would carry it on by the number "
+        "of steps; skip it in the run's [aggregation.policies], or take another algorithm"));
+  }
+  return absl::OkStatus();
 }
 
 void FinishCorrections(const TrainTask& task, const std::vector<size_t>& match,

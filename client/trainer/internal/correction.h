@@ -26,6 +26,12 @@ absl::StatusOr<std::vector<torch::Tensor>> GradientCorrections(const TrainTask& 
                                                                const Network& network,
                                                                const Hyperparameters& how);
 
+// After TakeDeltas. FAILED_PRECONDITION, fednova: training moved a float tensor that is averaged
+// and that SGD does not train (a batch norm's statistics): the server, which makes each mean delta
+// larger by the steps, would carry it far beyond what anybody measured.
+absl::Status CheckFedNova(const TrainTask& task, const std::vector<size_t>& match,
+                          const Network& network, const TrainResult& result);
+
 // After TakeDeltas, of a training of `steps` (FedNova's normalised ones, as momentum makes a
 // gradient count more than once):
 //   scaffold  option II, c_i+ = c_i - c + (x - y) / (steps lr): the variates' deltas are c_i+ -

@@ -1,6 +1,7 @@
 // Local SGD and evaluation.
 #include "client/trainer/internal/local_sgd.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 
@@ -47,6 +48,9 @@ class LocalSgd {
     for (size_t i = 0; i < network_.tensors().size(); ++i) {
       const Network::NamedTensor& tensor = network_.tensors()[i];
       if (!tensor.parameter || !tensor.tensor.requires_grad()) continue;
+      // One tensor under two names takes one step, not two.
+      const auto same = [&](const torch::Tensor& other) { return other.is_same(tensor.tensor); };
+      if (std::any_of(trained_.begin(), trained_.end(), same)) continue;
       trained_.push_back(tensor.tensor);
       corrections_.push_back(i < corrections.size() ? corrections[i] : torch::Tensor());
     }

@@ -10,6 +10,7 @@
 #include <queue>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "aggregation/accumulator.h"
 #include "aggregation/async.h"
 #include "aggregation/deadline.h"
@@ -256,6 +257,11 @@ class VirtualRun {
     }
     deadlines_.Observe(times);
     ++timer_;
+    if (!result.success) {  // there is no mean
+      status_.Update(absl::FailedPreconditionError(
+          absl::StrCat("round ", version_ + 1, ": ", result.why_not)));
+      return;
+    }
     Apply(result.weight, result.clients);
     if (!done_) After(absl::ZeroDuration(), [this] { BeginRound(); });
   }

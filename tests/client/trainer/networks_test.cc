@@ -144,6 +144,30 @@ TEST_F(ScriptFile, Trains) {
   EXPECT_NE(result.floats[3], std::vector<float>(10));   // head.bias: trained
 }
 
+// Once an optimizer step, however many names a tensor has.
+TEST_F(ScriptFile, WithOneTensorUnderTwoNamesTrainsItOnce) {
+  const auto deltas = [&](bool tied) {
+    testing::SaveTiedScript(Path("net.pt"), 64, tied);
+    const auto pool = MakePool(Path("net.pt"));
+    models::Model model{.layout = pool->layout(), .bytes = {}};
+    model.bytes.resize(model.layout->model_bytes());
+    const auto trainer = MakeTrainer(pool, PatternData(8, 8, 10, 5));
+    return testing::Train(*trainer, MakeTask(model, {{"batch_size", 0},
+                                                     {"local_epochs", 3},
+                                                     {"momentum", 0.5},
+                                                     {"weight_decay", 0.1},
+                                                     {"mu", 0.1}}))
+        .floats;
+  };
+  const auto once = deltas(false), twice = deltas(true);
+  ASSERT_EQ(once.size(), 1u);
+  ASSERT_EQ(twice.size(), 2u);
+  for (size_t i = 0; i < once[0].size(); ++i) {
+    ASSERT_NEAR(twice[0][i], once[0][i], 1e-6) << i;
+    ASSERT_EQ(twice[1][i], twice[0][i]) << i;
+  }
+}
+
 TEST_F(ScriptFile, ThatIsNoneIsRefusedByName) {
   std::ofstream(Path("text.pt")) << "not a zip file";
   const auto pool = NetworkPool::Create(Path("text.pt"), 1);

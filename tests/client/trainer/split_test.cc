@@ -151,6 +151,15 @@ TEST(Split, LargeAlphaIsNearlyEqualAndSmallAlphaIsNot) {
   EXPECT_GT(LargestPart(unequal), 4500);
 }
 
+// Nearly all of them are given one by the few that have any.
+TEST(Split, GivesEachOfAsManyClientsAsExamplesOne) {
+  constexpr uint32_t kMany = 50'000;
+  const Parts parts =
+      Split(Labels(kMany), {.kind = SplitKind::kDirichlet, .clients = kMany, .alpha = 0.001});
+  for (const auto& part : parts) ASSERT_EQ(part.size(), 1u);
+  ExpectEachOnce(parts, kMany);
+}
+
 TEST(Split, RefusesWhatCannotBeCut) {
   const auto refusal = [](const SplitSpec& spec) {
     const auto parts = SplitTraining(Labels(20), spec);

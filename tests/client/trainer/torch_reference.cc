@@ -61,6 +61,26 @@ def forward(self, x):
   net.save(path);
 }
 
+void SaveTiedScript(const std::string& path, int64_t pixels, bool tied) {
+  const torch::Tensor weight = torch::zeros({10, pixels}).set_requires_grad(true);
+  torch::jit::Module head("TiedHead");
+  if (tied) {
+    head.register_parameter("weight", weight, /*is_buffer=*/false);
+    head.define("def forward(self, x):\n  return torch.matmul(x, torch.t(self.weight))\n");
+  } else {
+    head.define("def forward(self, x):\n  return x\n");
+  }
+  torch::jit::Module net("TiedNet");
+  net.register_parameter("weight", weight, /*is_buffer=*/false);
+  net.register_module("head", head);
+  net.define(std::string(R"(
+def forward(self, x):
+  x = torch.flatten(x, 1)
+  y = torch.matmul(x, torch.t(self.weight))
+)") + (tied ? "  return y + self.head.forward(x)\n" : "  return y + y\n"));
+  net.save(path);
+}
+
 int TorchThreads() { return at::get_num_threads(); }
 
 int BlasThreads() {

@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "client/trainer/internal/probe.h"
 #include "training_fixture.h"
 
 namespace tributary::client::trainer {
@@ -19,6 +20,7 @@ namespace {
 using aggregation::DType;
 using aggregation::ModelLayout;
 using aggregation::Policy;
+using ::testing::AllOf;
 using testing::BaseFloats;
 using testing::BuiltinTask;
 using testing::Digits;
@@ -195,6 +197,47 @@ TEST(Training, FedNovaDividesTheDeltaByTheNormalisedStepsAndTellsThem) {
   EXPECT_EQ(nova.metrics[1].name(), "local_kilosteps");
   EXPECT_DOUBLE_EQ(nova.metrics[1].value(), 4.25 / 1024);
   EXPECT_EQ(nova.metrics[1].weight(), 12);
+}
+
+// The server makes each mean delta larger by the steps: a running variance would be carried beyond
+// zero. Skipped ones, and parameters that are frozen, are no hindrance.
+TEST(Training, FedNovaRefusesAveragedStatisticsThatTrainingLeavesBehind) {
+  const auto trainer = MakeTrainer(MakePool("resnet18"), PatternData(16, 16, 4, 0));
+  TrainTask task = BuiltinTask("resnet18", {{"batch_size", 2}, {"lr", 0.01}, {"fednova", 1}});
+  const auto refused = trainer->Train(task, Never);
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(Text(refused.status()),
+              AllOf(HasSubstr("fednova"), HasSubstr("bn1.running_mean"), HasSubstr("skip")));
+  std::vector<aggregation::TensorSpec> tensors = task.layout->tensors();
+  for (aggregation::TensorSpec& tensor : tensors) {
+    if (tensor.name.find("running_") != std::string::npos) {
+      tensor.policy = Policy::kSkip;
+    }
+  }
+  task.layout = *ModelLayout::Create(std::move(tensors));
+  Train(*trainer, task);
+}
+
+// What --probe-codecs prints, of an update from training.
+TEST(Probe, GivesSizeErrorAndTimeOfEachCodecOfARealUpdate) {
+  const auto trainer = MakeTrainer(MakePool("2nn"), PatternData(28, 28, 30, 0));
+  const TrainTask task = BuiltinTask("2nn", {{"lr", 0.05}, {"batch_size", 10}});
+  const TrainResult update = Train(*trainer, task);
+  const auto rows = ProbeUpdate(
+      *task.layout, update, {"fp32", "fp16", "int8", "eden(bits=1)", "topk(0.01, values=ternary)"});
+  ASSERT_TRUE(rows.ok()) << rows.status();
+  ASSERT_EQ(rows->size(), 5u);
+  EXPECT_EQ((*rows)[0].nmse, 0);
+  EXPECT_GT((*rows)[0].bytes, 4 * 199210u);
+  for (size_t i = 1; i < rows->size(); ++i) {
+    EXPECT_LT((*rows)[i].bytes, (*rows)[i - 1].bytes) << (*rows)[i].spec;
+    EXPECT_GT((*rows)[i].times_smaller, (*rows)[i - 1].times_smaller) << (*rows)[i].spec;
+    EXPECT_GT((*rows)[i].nmse, i == 4 ? 0 : (*rows)[i - 1].nmse) << (*rows)[i].spec;
+    EXPECT_LT((*rows)[i].nmse, 1) << (*rows)[i].spec;
+    EXPECT_GT((*rows)[i].encode_ns, 0) << (*rows)[i].spec;
+    EXPECT_EQ((*rows)[i].error_feedback, i == 4);
+  }
+  EXPECT_FALSE(ProbeUpdate(*task.layout, update, {"fp64"}).ok());
 }
 
 TEST(Training, LossFalls) {
