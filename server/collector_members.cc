@@ -61,6 +61,8 @@ void Collector::Join(std::shared_ptr<Session> session) {
     }
     // The newer session wins. The same life reconnecting needs no word on its dead stream.
     old->second.session->superseded = true;
+    // It makes a link of its own; what the old one was to bring may be older than what is held now.
+    if (old->second.aggregator && tier_ != nullptr) tier_->Drop(join.id(), old->second.epoch);
     if (join.epoch() > old->second.epoch) {
       spdlog::info("\"{}\" joined again from {}: the newer session wins", join.id(),
                    session->peer());
@@ -82,6 +84,7 @@ void Collector::Join(std::shared_ptr<Session> session) {
            .examples = join.examples(),
            .clients = join.clients(),
            .held_sha256 = join.held_sha256()};
+  if (child.aggregator) tier_->Expect(join.id(), join.epoch());
   spdlog::debug("\"{}\" joined from {} ({})", join.id(), session->peer(), join.software());
   Welcome(join.id(), child);
 }
