@@ -17,9 +17,10 @@ void Collector::OnJoin(std::shared_ptr<Session> session) {
 
 void Collector::OnMessage(std::shared_ptr<Session> session, v1::SessionRequest message) {
   // A heartbeat that changes nothing is only a sign of life, which the session has noted already.
-  if (message.has_heartbeat() && session->join().role() == v1::CLIENT) return;
+  if (message.has_heartbeat() && session->join().role() == v1::CLIENT) return session->Handled();
   loop_->Post([this, session = std::move(session), message = std::move(message)] {
     Message(session, message);
+    session->Handled();
   });
 }
 

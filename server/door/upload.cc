@@ -10,6 +10,7 @@ UploadReactor* UploadReactor::Start(DoorState* door, grpc::CallbackServerContext
                                     grpc::ByteBuffer* response) {
   auto reactor = std::shared_ptr<UploadReactor>(new UploadReactor(door, context, response));
   reactor->self_ = reactor;
+  door->watch.Add(reactor);
   reactor->StartRead(&reactor->message_);
   return reactor.get();
 }
@@ -42,7 +43,7 @@ void UploadReactor::OnReadDone(bool ok) {
 void UploadReactor::Fail(aggregation::Refusal refusal) {
   complete_ = true;
   assembler_.reset();
-  door_->handler->OnUploadFailed(self_, std::move(refusal));
+  door_->handler->OnUploadFailed(shared_from_this(), std::move(refusal));
 }
 
 void UploadReactor::TakeMessage() {
@@ -71,8 +72,9 @@ void UploadReactor::TakeMessage() {
   parsed_ = *std::move(parsed);
   if (!started_) {
     started_ = true;
+    door_->watch.Remove(this);  // from here the handler looks after it
     header_ = std::move(*parsed_.header);
-    door_->handler->OnUploadStart(self_);  // goes on in Admit, or ends in Reply
+    door_->handler->OnUploadStart(shared_from_this());  // goes on in Admit, or ends in Reply
     return;
   }
   TakeContent();
@@ -103,7 +105,7 @@ void UploadReactor::TakeContent() {
   complete_ = true;
   assembler_.reset();
   parsed_ = {};
-  door_->handler->OnUploadComplete(self_, std::move(update));
+  door_->handler->OnUploadComplete(shared_from_this(), std::move(update));
 }
 
 void UploadReactor::ReadOn() {
@@ -123,6 +125,14 @@ void UploadReactor::ReadOn() {
     --busy_;
   }
   FinishIfDue();
+}
+
+void UploadReactor::CutIfSilent(absl::Duration now, const Patience& patience) {
+  if (now - last_progress() <= patience.session) return;
+  v1::UploadResponse response;
+  response.set_status(v1::UploadResponse::RETRY);
+  response.set_message("no header came; send it first");
+  Reply(response);
 }
 
 void UploadReactor::Reply(const v1::UploadResponse& response) {
@@ -153,6 +163,10 @@ void UploadReactor::OnCancel() {
   Reply(response);
 }
 
-void UploadReactor::OnDone() { const std::shared_ptr<UploadReactor> self = std::move(self_); }
+void UploadReactor::OnDone() {
+  door_->watch.Remove(this);
+  // The last thing: this may destroy the reactor.
+  const std::shared_ptr<UploadReactor> self = std::move(self_);
+}
 
 }  // namespace tributary::server::door
