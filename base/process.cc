@@ -184,15 +184,17 @@ int FirstEphemeralPort() {
 
 }  // namespace
 
-absl::StatusOr<int> FreePort() {
+PortRange FreePortRange(int first_ephemeral) {
   constexpr int kLowest = 10240;
   constexpr int kUsualEnd = 32768;
-  // Where a machine leaves the kernel all ports there is nothing below: reserved among us is then
-  // the most that can be had.
-  const int first = FirstEphemeralPort();
-  const int end = first > kLowest ? first : kUsualEnd;
+  constexpr int kEnough = 1000;  // for tests that run side by side
+  return {kLowest, first_ephemeral >= kLowest + kEnough ? first_ephemeral : kUsualEnd};
+}
+
+absl::StatusOr<int> FreePort() {
+  const PortRange range = FreePortRange(FirstEphemeralPort());
   std::random_device random;
-  std::uniform_int_distribution<int> any(kLowest, end - 1);
+  std::uniform_int_distribution<int> any(range.first, range.end - 1);
   for (int attempt = 0; attempt < 1000; ++attempt) {
     const int port = any(random);
     if (Bindable(port) && ReserveAmongProcesses(port)) return port;

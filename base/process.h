@@ -50,11 +50,18 @@ class Process {
 
 std::string SelfDirectory();  // where this executable lies
 
+// Where FreePort looks, by where the kernel's own choices begin (those for outgoing connections and
+// for listeners on port 0): below them. A machine that leaves the kernel nearly all ports has no
+// room there; the usual room is looked through then, and the kernel may choose from it too.
+struct PortRange {
+  int first;
+  int end;  // the first that is beyond
+};
+PortRange FreePortRange(int first_ephemeral);
+
 // A TCP port of 127.0.0.1 that nobody has now and that nobody is likely to get before it is used:
-// it lies below the range from which the kernel serves outgoing connections and listeners on port
-// 0 (where that leaves any above 10240), and no other caller, in this process or another, is given
-// it before this process ends. Holds one file descriptor for each port. kUnavailable where none is
-// left.
+// it lies in FreePortRange, and no other caller, in this process or another, is given it before
+// this process ends. Holds one file descriptor for each port. kUnavailable where none is left.
 absl::StatusOr<int> FreePort();
 
 }  // namespace tributary

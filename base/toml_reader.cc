@@ -340,6 +340,15 @@ std::string TomlReader::Where(const std::string& section, const std::string& key
   return state_->path;
 }
 
+std::vector<std::string> TomlReader::KnownKeys() const {
+  std::vector<std::string> out;
+  for (const auto& [section, keys] : state_->known) {
+    for (const std::string& key : keys) out.push_back(absl::StrCat(section, ".", key));
+  }
+  for (const std::string& section : state_->open) out.push_back(absl::StrCat(section, ".*"));
+  return out;
+}
+
 absl::Status TomlReader::Finish() {
   state_->FindUnknown();
   if (state_->findings.empty()) return absl::OkStatus();

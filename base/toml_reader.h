@@ -55,6 +55,10 @@ class TomlReader {
   // "path:line:column" of the key, or of its section, or "path".
   std::string Where(const std::string& section, const std::string& key) const;
 
+  // Every key that was asked for, whether it is there or not: "section.key", and "section.*" where
+  // all were.
+  std::vector<std::string> KnownKeys() const;
+
   // After everything was read: unknown sections and keys join the findings; INVALID_ARGUMENT with
   // all, a line each.
   absl::Status Finish();

@@ -32,6 +32,7 @@ if(TRIBUTARY_SANITIZER)
   if(TRIBUTARY_SANITIZER MATCHES "thread")
     # GCC's tsan does not model fences; Abseil and the standard library use them safely.
     add_compile_options(-Wno-tsan)
+    add_link_options(-Wl,--version-script=${CMAKE_SOURCE_DIR}/tests/sanitizers/tsan.map)
   endif()
 endif()
 

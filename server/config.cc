@@ -414,7 +414,7 @@ absl::Status CheckKind(const TomlReader& toml) {
                    "start it, or check it, with tributary-client"));
 }
 
-absl::StatusOr<Config> Interpret(TomlReader toml) {
+absl::StatusOr<Config> Interpret(TomlReader& toml) {
   RETURN_IF_ERROR(CheckKind(toml));
   Config config;
   ReadNode(toml, &config);
@@ -459,12 +459,19 @@ absl::StatusOr<Config> Interpret(TomlReader toml) {
 
 absl::StatusOr<Config> LoadConfig(const std::string& path) {
   ASSIGN_OR_RETURN(TomlReader toml, TomlReader::Load(path));
-  return Interpret(std::move(toml));
+  return Interpret(toml);
 }
 
 absl::StatusOr<Config> ParseConfig(const std::string& text, const std::string& path) {
   ASSIGN_OR_RETURN(TomlReader toml, TomlReader::Parse(text, path));
-  return Interpret(std::move(toml));
+  return Interpret(toml);
+}
+
+std::vector<std::string> ConfigKeys() {
+  // Nothing is there, so all of it is asked for: without a parent it is a root's.
+  TomlReader toml = *TomlReader::Parse("", "");
+  (void)Interpret(toml);
+  return toml.KnownKeys();
 }
 
 }  // namespace tributary::server

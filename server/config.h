@@ -224,4 +224,7 @@ struct Config {
 absl::StatusOr<Config> LoadConfig(const std::string& path);
 absl::StatusOr<Config> ParseConfig(const std::string& text, const std::string& path_for_messages);
 
+// Every key that a file may have: "section.key", or "section.*" where any may be there.
+std::vector<std::string> ConfigKeys();
+
 }  // namespace tributary::server

@@ -88,7 +88,7 @@ void ReadPolicy(TomlReader& toml, Config* c) {
   ReadIn(toml, "async", "flush_s", &c->flush_s, 0.05, 1e7);
 }
 
-absl::StatusOr<Config> Interpret(TomlReader toml) {
+absl::StatusOr<Config> Interpret(TomlReader& toml) {
   Config c;
   toml.Read("simulate", "seed", &c.seed);
   ReadIn(toml, "simulate", "rounds", &c.rounds, 1, 100'000);
@@ -135,12 +135,18 @@ std::vector<Policy> KnownPolicies() {
 
 absl::StatusOr<Config> LoadConfig(const std::string& path) {
   ASSIGN_OR_RETURN(TomlReader toml, TomlReader::Load(path));
-  return Interpret(std::move(toml));
+  return Interpret(toml);
 }
 
 absl::StatusOr<Config> ParseConfig(const std::string& text, const std::string& path) {
   ASSIGN_OR_RETURN(TomlReader toml, TomlReader::Parse(text, path));
-  return Interpret(std::move(toml));
+  return Interpret(toml);
+}
+
+std::vector<std::string> ConfigKeys() {
+  TomlReader toml = *TomlReader::Parse("", "");  // nothing is there, so all of it is asked for
+  (void)Interpret(toml);
+  return toml.KnownKeys();
 }
 
 }  // namespace tributary::simulate

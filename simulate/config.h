@@ -96,4 +96,7 @@ std::vector<Policy> KnownPolicies();
 absl::StatusOr<Config> LoadConfig(const std::string& path);
 absl::StatusOr<Config> ParseConfig(const std::string& text, const std::string& path_for_messages);
 
+// Every key that a file may have, as "section.key".
+std::vector<std::string> ConfigKeys();
+
 }  // namespace tributary::simulate

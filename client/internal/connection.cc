@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/clock.h"
+#include "base/hand_over.h"
 #include "base/status.h"
 #include "client/internal/channels.h"
 #include "client/internal/for_good.h"
@@ -49,10 +50,11 @@ void Connection::Start() {
 
 void Connection::SetTimer(absl::Duration after, void (Connection::*then)(uint64_t)) {
   timer_ = std::make_unique<grpc::Alarm>();  // an earlier one is cancelled by this
-  timer_->Set(After(after), [weak = weak_from_this(), attempt = attempt_, then](bool expired) {
-    if (!expired) return;
-    if (const auto self = weak.lock()) (self.get()->*then)(attempt);
-  });
+  timer_->Set(After(after),
+              HandedOver([weak = weak_from_this(), attempt = attempt_, then](bool expired) {
+                if (!expired) return;
+                if (const auto self = weak.lock()) (self.get()->*then)(attempt);
+              }));
 }
 
 v1::SessionRequest Connection::JoinRequest() const {

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "aggregation/model_delta.h"
 #include "base/checksum.h"
+#include "base/hand_over.h"
 #include "base/status.h"
 #include "client/internal/framing.h"
 #include "grpcpp/client_context.h"
@@ -118,8 +119,10 @@ class DownloadReactor final : public grpc::ClientBidiReactor<grpc::ByteBuffer, g
       std::lock_guard lock(mu_);
       stub_.PrepareBidiStreamingCall(&context_, kMethod, {}, this);
       StartWriteLast(&request_, grpc::WriteOptions());
+      HandOver(&message_);
       StartRead(&message_);
     }
+    HandOver(this);
     StartCall();
   }
   void Cancel() { context_.TryCancel(); }
@@ -131,14 +134,17 @@ class DownloadReactor final : public grpc::ClientBidiReactor<grpc::ByteBuffer, g
   }
 
   void OnReadDone(bool ok) override {
+    const Reaction in_order(&message_, this);
     std::lock_guard lock(mu_);
     if (!ok) return;
     if (status_.ok()) status_ = TakeMessage();
     message_.Clear();
     if (!status_.ok()) context_.TryCancel();  // the read below then ends
+    HandOver(&message_);
     StartRead(&message_);
   }
   void OnDone(const grpc::Status& status) override {
+    TakeOver(this);
     const std::shared_ptr<Mailbox> mailbox = mailbox_;
     {
       std::lock_guard lock(mu_);

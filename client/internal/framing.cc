@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/checksum.h"
+#include "base/hand_over.h"
 #include "base/status.h"
 
 namespace tributary::client::internal {
@@ -30,9 +31,14 @@ void AppendField(char tag, const std::string& value, std::string* out) {
 grpc::Slice Borrow(const std::vector<uint8_t>& bytes,
                    const std::shared_ptr<const Segments>& owner) {
   auto* hold = new std::shared_ptr<const Segments>(owner);
+  HandOver(hold);
   return grpc::Slice(
       const_cast<uint8_t*>(bytes.data()), bytes.size(),
-      [](void* user) { delete static_cast<std::shared_ptr<const Segments>*>(user); }, hold);
+      [](void* user) {
+        TakeOver(user);
+        delete static_cast<std::shared_ptr<const Segments>*>(user);
+      },
+      hold);
 }
 
 absl::StatusOr<uint64_t> ReadVarint(ByteCursor* cursor) {

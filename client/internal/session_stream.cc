@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "base/hand_over.h"
+
 namespace tributary::client::internal {
 
 SessionStream::SessionStream(std::shared_ptr<grpc::Channel> channel,
@@ -28,6 +30,7 @@ void SessionStream::Start() {
     std::lock_guard lock(mu_);
     open_ = true;
   }
+  HandOver(&response_);
   StartRead(&response_);
   StartCall();
   Step();
@@ -73,14 +76,17 @@ void SessionStream::Step() {
     AddHold();
   }
   if (next != nullptr) {
+    HandOver(&queue_);
     StartWrite(next);
   } else {
     StartWritesDone();
   }
+  HandOver(this);
   RemoveHold();
 }
 
 void SessionStream::OnReadDone(bool ok) {
+  const Reaction in_order(&response_, this);
   if (!ok) {
     {
       std::lock_guard lock(mu_);
@@ -96,10 +102,12 @@ void SessionStream::OnReadDone(bool ok) {
   }
   handler->OnStreamMessage(this, std::move(response_));
   response_.Clear();
+  HandOver(&response_);
   StartRead(&response_);
 }
 
 void SessionStream::OnWriteDone(bool ok) {
+  const Reaction in_order(&queue_, this);
   {
     std::lock_guard lock(mu_);
     writing_ = false;
@@ -113,6 +121,7 @@ void SessionStream::OnWriteDone(bool ok) {
 }
 
 void SessionStream::OnDone(const grpc::Status& status) {
+  TakeOver(this);
   std::shared_ptr<SessionHandler> handler;
   std::shared_ptr<SessionStream> self;
   {

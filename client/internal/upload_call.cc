@@ -5,6 +5,7 @@
 #include <mutex>
 #include <utility>
 
+#include "base/hand_over.h"
 #include "grpcpp/client_context.h"
 #include "grpcpp/generic/generic_stub.h"
 
@@ -24,9 +25,11 @@ class UploadReactor final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grp
     {
       std::lock_guard lock(mu_);
       stub_.PrepareBidiStreamingCall(&context_, kMethod, {}, this);
+      HandOver(&answer_);
       StartRead(&answer_);
       WriteNext();
     }
+    HandOver(this);
     StartCall();
   }
   void Cancel() { context_.TryCancel(); }
@@ -37,10 +40,12 @@ class UploadReactor final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grp
   }
 
   void OnWriteDone(bool ok) override {
+    const Reaction in_order(&message_, this);
     std::lock_guard lock(mu_);
     if (ok && !messages_.done()) WriteNext();  // not ok: the answer, or the error, comes by itself
   }
   void OnReadDone(bool ok) override {
+    const Reaction in_order(&answer_, this);
     std::lock_guard lock(mu_);
     if (!ok) return;
     v1::UploadResponse response;
@@ -52,6 +57,7 @@ class UploadReactor final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grp
     }
   }
   void OnDone(const grpc::Status& status) override {
+    TakeOver(this);
     const std::shared_ptr<Mailbox> mailbox = mailbox_;
     {
       std::lock_guard lock(mu_);
@@ -67,6 +73,7 @@ class UploadReactor final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grp
  private:
   void WriteNext() {
     message_ = messages_.Next();
+    HandOver(&message_);
     if (messages_.done()) {
       StartWriteLast(&message_, grpc::WriteOptions());
     } else {

@@ -113,17 +113,15 @@ void ReadTls(TomlReader& toml, ClientConfig* c) {
   c->tls = std::move(tls);
 }
 
-absl::StatusOr<ClientConfig> ReadAll(absl::StatusOr<TomlReader> toml,
-                                     const ConfigOverrides& overrides) {
-  RETURN_IF_ERROR(toml.status());
+absl::StatusOr<ClientConfig> Interpret(TomlReader& toml, const ConfigOverrides& overrides) {
   ClientConfig config;
-  ReadClient(*toml, overrides, &config);
-  ReadData(*toml, overrides, &config);
-  ReadModel(*toml, &config);
-  ReadTls(*toml, &config);
-  ReadOneOf(*toml, "log", "level", &config.log_level, {"trace", "debug", "info", "warn", "error"});
-  ReadOneOf(*toml, "log", "format", &config.log_format, {"human", "json"});
-  RETURN_IF_ERROR(toml->Finish());
+  ReadClient(toml, overrides, &config);
+  ReadData(toml, overrides, &config);
+  ReadModel(toml, &config);
+  ReadTls(toml, &config);
+  ReadOneOf(toml, "log", "level", &config.log_level, {"trace", "debug", "info", "warn", "error"});
+  ReadOneOf(toml, "log", "format", &config.log_format, {"human", "json"});
+  RETURN_IF_ERROR(toml.Finish());
   return config;
 }
 
@@ -131,13 +129,21 @@ absl::StatusOr<ClientConfig> ReadAll(absl::StatusOr<TomlReader> toml,
 
 absl::StatusOr<ClientConfig> LoadClientConfig(const std::string& path,
                                               const ConfigOverrides& overrides) {
-  return ReadAll(TomlReader::Load(path), overrides);
+  ASSIGN_OR_RETURN(TomlReader toml, TomlReader::Load(path));
+  return Interpret(toml, overrides);
 }
 
 absl::StatusOr<ClientConfig> ParseClientConfig(const std::string& text,
                                                const std::string& path_for_messages,
                                                const ConfigOverrides& overrides) {
-  return ReadAll(TomlReader::Parse(text, path_for_messages), overrides);
+  ASSIGN_OR_RETURN(TomlReader toml, TomlReader::Parse(text, path_for_messages));
+  return Interpret(toml, overrides);
+}
+
+std::vector<std::string> ClientConfigKeys() {
+  TomlReader toml = *TomlReader::Parse("", "");  // nothing is there, so all of it is asked for
+  (void)Interpret(toml, {});
+  return toml.KnownKeys();
 }
 
 }  // namespace tributary::client::trainer

@@ -58,4 +58,7 @@ absl::StatusOr<ClientConfig> ParseClientConfig(const std::string& text,
                                                const std::string& path_for_messages,
                                                const ConfigOverrides& overrides = {});
 
+// Every key that a file may have, as "section.key".
+std::vector<std::string> ClientConfigKeys();
+
 }  // namespace tributary::client::trainer

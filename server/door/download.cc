@@ -33,12 +33,14 @@ DownloadReactor* DownloadReactor::Start(DoorState* door, grpc::CallbackServerCon
                      ? grpc::Status(grpc::StatusCode::NOT_FOUND,
                                     "that model is not the current one; wait for the next task")
                      : grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "not a DownloadRequest"));
+    HandOver(reactor.get());  // nothing begins before gRPC has been given it
     return reactor.get();
   }
   door->watch.Add(reactor);
   v1::DownloadResponse head;
   *head.mutable_header() = reactor->header_;
   reactor->message_ = ToByteBuffer(head);
+  HandOver(&reactor->message_);
   reactor->StartWrite(&reactor->message_);
   return reactor.get();
 }
@@ -64,6 +66,7 @@ DownloadReactor::DownloadReactor(DoorState* door, grpc::CallbackServerContext* c
 }
 
 void DownloadReactor::OnWriteDone(bool ok) {
+  const Reaction in_order(&message_, this);
   last_progress_ = absl::ToInt64Nanoseconds(MonotonicNow());
   if (!ok) {
     End(grpc::Status(grpc::StatusCode::CANCELLED, "the client went away"));
@@ -90,6 +93,7 @@ void DownloadReactor::CutIfSilent(absl::Duration now, const Patience& patience) 
     ended_ = true;
     status = *std::exchange(end_, std::nullopt);
   }
+  HandOver(this);
   Finish(status);
 }
 
@@ -102,11 +106,14 @@ void DownloadReactor::End(const grpc::Status& status) {
     }
     ended_ = true;
   }
+  HandOver(this);
   Finish(status);
 }
 
 void DownloadReactor::OnDone() {
+  TakeOver(this);
   door_->watch.Remove(this);
+  HandOver(door_);
   // The last thing: this may destroy the reactor.
   const std::shared_ptr<DownloadReactor> self = std::move(self_);
 }
@@ -127,6 +134,7 @@ void DownloadReactor::Next() {
     }
     message_ = DataMessage(message, model_);
     door_->counters.download_bytes += message.size();
+    HandOver(&message_);
     StartWrite(&message_);
     return;
   }
@@ -137,6 +145,7 @@ void DownloadReactor::Next() {
     tail.mutable_trailer()->set_bytes(header_.bytes());
     tail.mutable_trailer()->set_crc32c(whole ? model_->crc32c : crc32c_);
     message_ = ToByteBuffer(tail);
+    HandOver(&message_);
     StartWrite(&message_);
     return;
   }

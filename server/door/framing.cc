@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "base/hand_over.h"
 #include "base/status.h"
 
 namespace tributary::server::door {
@@ -97,10 +98,15 @@ grpc::ByteBuffer DataMessage(const PiecedBytes& data, const std::shared_ptr<cons
   std::vector<grpc::Slice> slices = {grpc::Slice(prefix)};
   for (const ByteSpan piece : data.pieces()) {
     auto* holder = new std::shared_ptr<const void>(owner);
+    HandOver(holder);
     slices.emplace_back(
         // gRPC only reads the memory; its C type is not const.
         const_cast<uint8_t*>(piece.data()), piece.size(),
-        [](void* p) { delete static_cast<std::shared_ptr<const void>*>(p); }, holder);
+        [](void* p) {
+          TakeOver(p);
+          delete static_cast<std::shared_ptr<const void>*>(p);
+        },
+        holder);
   }
   return grpc::ByteBuffer(slices.data(), slices.size());
 }

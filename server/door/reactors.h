@@ -3,6 +3,9 @@
 // gRPC may run a callback inside the call that starts an operation, so none is started under a
 // lock, and Finish is only called when no operation of ours is being started (`busy_`): OnDone
 // cannot overtake us.
+//
+// Each start hands over (base/hand_over.h) with the address of what it is about: the message that
+// is read or written; the queue, for a session's writes; the reactor, for the end.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -13,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "base/hand_over.h"
 #include "server/door/framing.h"
 #include "server/door/watch.h"
 #include "server/front_door.h"

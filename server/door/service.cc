@@ -49,14 +49,17 @@ class Service final : public Base {
   explicit Service(DoorState* state) : state_(state) {}
   grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>* Session(
       grpc::CallbackServerContext* context) override {
+    TakeOver(this);
     return SessionReactor::Start(state_, context);
   }
   grpc::ServerReadReactor<grpc::ByteBuffer>* Upload(grpc::CallbackServerContext* context,
                                                     grpc::ByteBuffer* response) override {
+    TakeOver(this);
     return UploadReactor::Start(state_, context, response);
   }
   grpc::ServerWriteReactor<grpc::ByteBuffer>* Download(grpc::CallbackServerContext* context,
                                                        const grpc::ByteBuffer* request) override {
+    TakeOver(this);
     return DownloadReactor::Start(state_, context, request);
   }
 
@@ -97,6 +100,7 @@ class GrpcFrontDoor final : public FrontDoor {
     builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES,
                                static_cast<int>(window_bytes));
     builder.AddChannelArgument(GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, kReadChunkBytes);
+    HandOver(&service_);  // gRPC's threads may be there already, for another server of this process
     server_ = builder.BuildAndStart();
     if (server_ == nullptr || port_ == 0) {
       return absl::UnavailableError(
@@ -119,6 +123,7 @@ class GrpcFrontDoor final : public FrontDoor {
     if (server_ == nullptr) return;
     server_->Shutdown(std::chrono::system_clock::now() + absl::ToChronoNanoseconds(grace));
     server_->Wait();
+    TakeOver(&state_);  // each call has handed it over when it was done
     server_.reset();
   }
 

@@ -25,12 +25,15 @@ SessionReactor* SessionReactor::Start(DoorState* door, grpc::CallbackServerConte
   auto reactor = std::shared_ptr<SessionReactor>(new SessionReactor(door, context));
   reactor->self_ = reactor;
   door->watch.Add(reactor);
+  HandOver(&reactor->self_);
   if (door->sessions.fetch_add(1) >= door->max_sessions) {
     reactor->FinishWith(grpc::Status(
         grpc::StatusCode::RESOURCE_EXHAUSTED,
         absl::StrCat("this aggregator holds ", door->max_sessions,
                      " sessions, its limit; try another, or raise [limits] max_sessions")));
+    HandOver(reactor.get());  // nothing begins before gRPC has been given it
   } else {
+    HandOver(&reactor->request_);
     reactor->StartRead(&reactor->request_);
   }
   return reactor.get();
@@ -71,6 +74,7 @@ absl::Status SessionReactor::CheckJoin() const {
 }
 
 void SessionReactor::OnReadDone(bool ok) {
+  const Reaction in_order(&request_, this);
   if (!ok) {
     FinishWith(grpc::Status::OK);
     return;
@@ -102,6 +106,7 @@ void SessionReactor::ReadOn() {
         unhandled_ >= (join_.role() == v1::AGGREGATOR ? kMostUnhandledOfARack : kMostUnhandled);
     if (read_waits_) return;
   }
+  HandOver(&request_);
   StartRead(&request_);
 }
 
@@ -113,6 +118,7 @@ void SessionReactor::Handled() {
     read_waits_ = false;
     ++busy_;
   }
+  HandOver(&request_);
   StartRead(&request_);
   {
     std::lock_guard lock(mu_);
@@ -194,13 +200,16 @@ void SessionReactor::Step() {
     }
   }
   if (write != nullptr) {
+    HandOver(&queue_);
     StartWrite(write);
   } else {
+    HandOver(this);
     grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>::Finish(status);
   }
 }
 
 void SessionReactor::OnWriteDone(bool ok) {
+  const Reaction in_order(&queue_, this);
   {
     std::lock_guard lock(mu_);
     writing_ = false;
@@ -216,13 +225,16 @@ void SessionReactor::OnWriteDone(bool ok) {
 // The peer is gone, or this node shuts down. Where the stream is not being read, nothing else says
 // so.
 void SessionReactor::OnCancel() {
+  const Reaction in_order(&self_, this);
   FinishWith(grpc::Status(grpc::StatusCode::CANCELLED, "the session was cut off"));
 }
 
 void SessionReactor::OnDone() {
+  TakeOver(this);
   door_->watch.Remove(this);
   door_->sessions.fetch_sub(1);
   if (joined_) door_->handler->OnSessionEnd(self_);
+  HandOver(door_);
   // The last thing: this may destroy the reactor.
   const std::shared_ptr<SessionReactor> self = std::move(self_);
 }

@@ -11,6 +11,8 @@ UploadReactor* UploadReactor::Start(DoorState* door, grpc::CallbackServerContext
   auto reactor = std::shared_ptr<UploadReactor>(new UploadReactor(door, context, response));
   reactor->self_ = reactor;
   door->watch.Add(reactor);
+  HandOver(&reactor->self_);
+  HandOver(&reactor->message_);
   reactor->StartRead(&reactor->message_);
   return reactor.get();
 }
@@ -23,6 +25,7 @@ UploadReactor::UploadReactor(DoorState* door, grpc::CallbackServerContext* conte
       last_progress_(absl::ToInt64Nanoseconds(MonotonicNow())) {}
 
 void UploadReactor::OnReadDone(bool ok) {
+  const Reaction in_order(&message_, this);
   last_progress_ = absl::ToInt64Nanoseconds(MonotonicNow());
   if (ok) {
     TakeMessage();
@@ -119,6 +122,7 @@ void UploadReactor::ReadOn() {
     Fail({});
     return;
   }
+  HandOver(&message_);
   StartRead(&message_);
   {
     std::lock_guard lock(mu_);
@@ -152,10 +156,12 @@ void UploadReactor::FinishIfDue() {
     finished_ = true;
     *response_ = ToByteBuffer(answer_);
   }
+  HandOver(this);
   Finish(grpc::Status::OK);
 }
 
 void UploadReactor::OnCancel() {
+  const Reaction in_order(&self_, this);
   // The client is gone, or this node shuts down: without a Finish the call would never end.
   v1::UploadResponse response;
   response.set_status(v1::UploadResponse::RETRY_ELSEWHERE);
@@ -164,7 +170,9 @@ void UploadReactor::OnCancel() {
 }
 
 void UploadReactor::OnDone() {
+  TakeOver(this);
   door_->watch.Remove(this);
+  HandOver(door_);
   // The last thing: this may destroy the reactor.
   const std::shared_ptr<UploadReactor> self = std::move(self_);
 }

@@ -57,17 +57,30 @@ TEST(ByteCursorTest, ReadsAcrossPiecesAndStopsAtTheEnd) {
   EXPECT_FALSE(cursor.Read(out, 3));
 }
 
+TEST(FreePortTest, LooksBelowTheKernelsOwnPortsWhereThatLeavesRoom) {
+  for (const int first : {32768, 15000, 11240, 60000}) {
+    EXPECT_EQ(FreePortRange(first).first, 10240);
+    EXPECT_EQ(FreePortRange(first).end, first);
+  }
+  for (const int first : {0, 1024, 10240, 11239}) {
+    EXPECT_EQ(FreePortRange(first).first, 10240);
+    EXPECT_EQ(FreePortRange(first).end, 32768) << "the kernel's begin at " << first;
+  }
+}
+
 // What is given out must still be free when a process that starts later binds it: never twice, and
-// never from the range that the kernel serves others from meanwhile.
-TEST(FreePortTest, GivesEachPortOnceAndNoneOfTheKernelsOwn) {
+// where this machine allows never from the range that the kernel serves others from meanwhile.
+TEST(FreePortTest, GivesEachPortOnceAndFromItsRange) {
   int first_ephemeral = 0;
   std::ifstream("/proc/sys/net/ipv4/ip_local_port_range") >> first_ephemeral;
   ASSERT_GT(first_ephemeral, 0);
+  const PortRange range = FreePortRange(first_ephemeral);
   std::set<int> seen;
   for (int i = 0; i < 300; ++i) {
     const auto port = FreePort();
     ASSERT_TRUE(port.ok()) << port.status();
-    EXPECT_LT(*port, first_ephemeral);
+    EXPECT_GE(*port, range.first);
+    EXPECT_LT(*port, range.end);
     EXPECT_TRUE(seen.insert(*port).second) << *port << " is given out twice";
   }
 }

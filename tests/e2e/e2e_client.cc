@@ -12,6 +12,7 @@
 #include "base/philox.h"
 #include "base/status.h"
 #include "client/client.h"
+#include "tests/client/random_result.h"
 
 namespace tributary {
 namespace {
@@ -26,20 +27,9 @@ class SteadyTrainer final : public client::Trainer {
     for (int waited = 0; waited < think_ms_ && !cancelled(); ++waited) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    client::TrainResult result;
+    client::TrainResult result =
+        client::testing::RandomResult(*task.layout, SeededHash(task.spec.round(), "delta", id_));
     result.weight = 5 + static_cast<int64_t>(SeededHash(1, "weight", id_) % 20);
-    const auto& layout = *task.layout;
-    result.floats.resize(layout.tensors().size());
-    result.ints.resize(layout.tensors().size());
-    for (uint32_t t = 0; t < layout.tensors().size(); ++t) {
-      PhiloxStream random(SeededHash(task.spec.round(), "delta", id_), t);
-      if (aggregation::IsFloat(layout.tensors()[t].dtype)) {
-        result.floats[t].resize(layout.TensorElements(t));
-        for (float& x : result.floats[t]) x = static_cast<float>(random.NextDouble() - 0.5) * 0.1f;
-      } else {
-        result.ints[t].assign(layout.TensorElements(t), 1);
-      }
-    }
     return result;
   }
   void OnNotice(const std::string& what) override {

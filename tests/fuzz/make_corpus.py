@@ -8,6 +8,9 @@ import pathlib
 import struct
 import sys
 
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "reference"))
+from golden_files import segment  # noqa: E402
+
 # Golden file -> codec number and parameter, as in docs/wire-format.md.
 FORMS = {
     "fp32": (2, 0), "fp16": (3, 0), "bf16": (4, 0), "int8_stochastic_128": (5, 128), "int8_nearest_16": (5, 16),
@@ -23,27 +26,24 @@ LONG = {"long_topk_stream_vbyte": (9, 3), "long_sketch_5": (20, 1310 << 4 | 5), 
         "long_zeros_int4": (21, 0)}
 
 
-def segment(tensor, codec, parameter, first, count, payload):
-    return struct.pack("<IHHIIQQ", tensor, codec, 1, parameter, len(payload), first, count) + payload
-
-
 def main():
     golden, corpus = map(pathlib.Path, sys.argv[1:])
     for folder in ("codec", "update", "chunk", "delta", "link"):
         (corpus / folder).mkdir(parents=True, exist_ok=True)
         for found in (pathlib.Path(__file__).parent / "found" / folder).glob("*"):
             (corpus / folder / f"found_{found.name}").write_bytes(found.read_bytes())
-    zeros = segment(0, 7, 128, 0, 33000, bytes(33000 // 128 * 36 + 4 + (33000 % 128 * 2 + 7) // 8))
-    ints = segment(1, 1, 0, 0, 3, struct.pack("<3q", 1, -2, 3))
+    zeros = segment(0, 7, 33000, bytes(33000 // 128 * 36 + 4 + (33000 % 128 * 2 + 7) // 8), parameter=128)
+    ints = segment(1, 1, 3, struct.pack("<3q", 1, -2, 3))
     for name, (codec, parameter) in FORMS.items():
         payload = (golden / "codecs" / f"{name}.bin").read_bytes()
         for cut in (0, 11):
             (corpus / "codec" / f"{name}.{cut}").write_bytes(
                 struct.pack("<HHII", codec, cut, parameter, 600) + payload)
-        (corpus / "update" / name).write_bytes(zeros + ints + segment(2, codec, parameter, 0, 600, payload))
-        (corpus / "delta" / name).write_bytes(zeros + segment(2, codec, parameter, 0, 600, payload)
-                                              + segment(3, codec, parameter, 0, 600, payload))
-    (corpus / "delta" / "plain").write_bytes(segment(1, 0, 0, 0, 3, struct.pack("<3q", 1, -2, 3)) + segment(3, 0, 0, 0, 600, bytes(1200)))
+        (corpus / "update" / name).write_bytes(zeros + ints + segment(2, codec, 600, payload, parameter))
+        (corpus / "delta" / name).write_bytes(zeros + segment(2, codec, 600, payload, parameter)
+                                              + segment(3, codec, 600, payload, parameter))
+    (corpus / "delta" / "plain").write_bytes(
+        segment(1, 0, 3, struct.pack("<3q", 1, -2, 3)) + segment(3, 0, 600, bytes(1200)))
     for path in sorted((golden / "link").glob("*.bin")):
         (corpus / "link" / path.stem).write_bytes(path.read_bytes())
     strangers = {"http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",

@@ -6,8 +6,8 @@
 set -euo pipefail
 cd "${1:-$(dirname "$(readlink -f "$0")")/../..}"
 
-# What each folder may include beside itself and proto/. server/cli alone may use bench/ and doctor/,
-# whose commands it offers.
+# What each folder may include beside itself and proto/. server/cli alone may use bench/, doctor/
+# and simulate/, whose commands it offers.
 declare -A below=(
   [base]=""
   [compression]="base"
@@ -15,7 +15,8 @@ declare -A below=(
   [transport]="base"
   [models]="base aggregation"
   [client]="base compression aggregation models"
-  [bench]="base compression aggregation transport models client"
+  [simulate]="base aggregation transport"
+  [bench]="base compression aggregation transport models client simulate"
   [server]="base compression aggregation transport models"
   [doctor]="base server transport"
 )
@@ -41,7 +42,8 @@ while IFS=: read -r file line text; do
     [[ $own/ == "$home"/* ]] || complain "$file:$line" "$included is private to $home/"
   fi
   [[ $file == tests/* || -z ${below[$owner]+known} || $owner == "$includer" ]] && continue
-  [[ $own == server/cli && ($owner == bench || $owner == doctor) ]] && continue
+  [[ $own == server/cli && " bench doctor simulate " == *" $owner "* ]] && continue
+  [[ $own == client/trainer* && $owner == simulate ]] && continue  # training in virtual time
   [[ " ${below[$includer]:-} " == *" $owner "* ]] || complain "$file:$line" "$includer/ may not include $included"
 done < <(grep -rnE '^#include "' --include='*.h' --include='*.cc' "${!below[@]}" tests 2>/dev/null)
 exit "$failed"

@@ -10,11 +10,13 @@ put() {  # FILE INCLUDED
   mkdir -p "$tree/$(dirname "$1")"
   echo "#include \"$2\"" >>"$tree/$1"
 }
-mkdir -p "$tree"/{base,compression,aggregation,transport,models,server,client/trainer,bench,doctor,tests/server}
+mkdir -p "$tree"/{base,compression,aggregation,transport,models,server,client/trainer,bench,doctor,simulate,tests/server}
 put server/good.cc transport/link.h
 put server/good.cc server/door/framing.h
 put server/cli/main.cc bench/commands.h
 put server/cli/main.cc doctor/doctor.h
+put server/cli/main.cc simulate/report.h
+put client/trainer/internal/good.cc simulate/clients.h
 put doctor/good.cc transport/rdma/gid.h
 put tests/server/good_test.cc server/door/framing.h
 put client/trainer/internal/good.cc client/trainer/config.h
@@ -35,6 +37,8 @@ expect server/bad.cc compression/internal/half-inl.h "is private to compression/
 expect tests/server/bad_test.cc aggregation/internal/block_pack.h "is private to aggregation/"
 expect bench/bad.cc client/trainer/trainer.h "is private to client/trainer/"
 expect client/bad.cc client/trainer/internal/weights.h "is private to client/trainer/"
+expect client/bad.cc simulate/clients.h "client/ may not include simulate/clients.h"
+expect server/bad.cc simulate/config.h "server/ may not include simulate/config.h"
 expect aggregation/bad.cc server/config.h "aggregation/ may not include server/config.h"
 expect transport/bad.cc aggregation/round.h "transport/ may not include aggregation/round.h"
 expect compression/bad.cc transport/rdma/gid.h "compression/ may not include transport/rdma/gid.h"

@@ -139,6 +139,17 @@ def mend():
     subprocess.run("tc qdisc del dev eth0 root", shell=True, check=True)
 
 
+def await_listener(port, seconds=60):
+    """Until a process on the second host listens at this TCP port: for one that does not say so itself."""
+    def listens():
+        sockets = [line.split() for line in agent("shell", command="cat /proc/net/tcp /proc/net/tcp6")["text"].splitlines()]
+        return any(one[1].endswith(f":{port:04X}") and one[3] == "0A" for one in sockets if len(one) > 3)
+    limit = time.monotonic() + seconds
+    while not listens():
+        check(time.monotonic() < limit, f"nobody listens at port {port} of the second host")
+        time.sleep(0.1)
+
+
 def expect_given_back(report, what):
     """Its link is gone and its fabric is not: what the process holds is what it held before."""
     before, after = report["before"], report["after"]

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -158,6 +159,8 @@ absl::StatusOr<std::unique_ptr<Fabric>> MakeFabricNamed(const std::string& trans
 absl::Status ServeRemoteFabrics(const std::string& address) {
   const int listening = ListenTcp(address);
   if (listening < 0) return absl::UnavailableError(absl::StrCat("cannot listen on ", address));
+  std::printf("listening\n");
+  std::fflush(stdout);
   Server server;
   while (true) {
     const int fd = accept4(listening, nullptr, nullptr, SOCK_CLOEXEC);

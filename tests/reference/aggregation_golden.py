@@ -11,9 +11,9 @@ chunk_values.bin 1,300 sums: blocks of width 64, 0 and 37, the last block short
 chunk.bin        their packed chunk
 """
 import hashlib
-import pathlib
 import struct
-import sys
+
+from golden_files import main, segment
 
 # (name, shape, dtype number, policy number)
 LAYOUT = [("fc.weight", [3, 5], 1, 1), ("fc.bias", [3], 4, 1), ("h\u00e4lfte", [4], 3, 2),
@@ -33,10 +33,6 @@ def layout_hash():
         text += struct.pack("<Q", len(encoded)) + encoded + bytes([dtype, policy])
         text += struct.pack("<Q", len(shape)) + b"".join(struct.pack("<Q", d) for d in shape)
     return hashlib.sha256(text).digest()
-
-
-def segment(tensor, codec, count, payload):
-    return struct.pack("<IHHIIQQ", tensor, codec, 1, 0, len(payload), 0, count) + payload
 
 
 def update():
@@ -99,16 +95,5 @@ def files():
             "chunk_values.bin": struct.pack(f"<{len(numbers)}q", *numbers), "chunk.bin": pack(numbers)}
 
 
-def main():
-    mode, folder = sys.argv[1], pathlib.Path(sys.argv[2])
-    for name, data in files().items():
-        path = folder / name
-        if mode == "--write":
-            path.write_bytes(data)
-        elif path.read_bytes() != data:
-            sys.exit(f"{path} is not what the format's text says")
-    print(f"{len(files())} golden files {'written' if mode == '--write' else 'are as the text says'}")
-
-
 if __name__ == "__main__":
-    main()
+    main(files())

@@ -11,11 +11,10 @@ checkpoint/run-1/             the checkpoint of round 3, with its MANIFEST
 """
 import hashlib
 import json
-import pathlib
 import struct
-import sys
 
 from aggregation_golden import LAYOUT, chunk_numbers, floats_of, layout_hash, pack, update
+from golden_files import main
 
 DTYPE_NAMES = {1: "F32", 2: "F64", 3: "F16", 4: "BF16", 5: "I64"}
 DTYPE_BYTES = {1: 4, 2: 8, 3: 2, 4: 2, 5: 8}
@@ -149,17 +148,5 @@ def files():
             "checkpoint/run-1/00000003/model.safetensors": safetensors(), "checkpoint/run-1/00000003/state.pb": state()}
 
 
-def main():
-    mode, folder = sys.argv[1], pathlib.Path(sys.argv[2])
-    for name, data in files().items():
-        path = folder / name
-        if mode == "--write":
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
-        elif path.read_bytes() != data:
-            sys.exit(f"{path} is not what the format's text says")
-    print(f"{len(files())} golden files {'written' if mode == '--write' else 'are as the text says'}")
-
-
 if __name__ == "__main__":
-    main()
+    main(files())

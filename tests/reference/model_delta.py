@@ -11,12 +11,12 @@ base leads to. Codecs are those of codec_parts.py; sums are numpy's binary64, ro
 import importlib.util
 import pathlib
 import struct
-import sys
 from fractions import Fraction
 
 import numpy as np
 
 from codec_parts import TopK
+from golden_files import main, segment
 # The folder's codecs.py, whose name is one of Python's own.
 SPEC = importlib.util.spec_from_file_location("reference_codecs", pathlib.Path(__file__).with_name("codecs.py"))
 REFERENCE = importlib.util.module_from_spec(SPEC)
@@ -67,10 +67,6 @@ def numbers(dtype, tensor):
     return tensor.astype("f8")
 
 
-def segment(index, codec, parameter, count, payload):
-    return struct.pack("<IHHIIQQ", index, codec, 1, parameter, len(payload), 0, count) + payload
-
-
 def delta_and_result():
     delta, result = b"", b""
     for index, (name, dtype, base, target) in enumerate(models()):
@@ -79,19 +75,19 @@ def delta_and_result():
         values = None
         if name == "int8":
             payload = REFERENCE.encode_int8(difference, 16, False)
-            delta += segment(index, INT8, 16, n, payload)
+            delta += segment(index, INT8, n, payload, parameter=16)
             values = REFERENCE.values_int8(payload, n, 16)
         elif name in ("topk", "brain"):
             codec = TopK(6 if name == "topk" else 3, "int8")
             payload = codec.encode(difference)
-            delta += segment(index, TOPK, 2, n, payload)
+            delta += segment(index, TOPK, n, payload, parameter=2)
             values = codec.values(payload, n)
         elif name in ("half", "double"):
             payload = difference.astype("<f2").tobytes()
-            delta += segment(index, FP16, 0, n, payload)
+            delta += segment(index, FP16, n, payload)
             values = [Fraction(float(v)) for v in np.frombuffer(payload, "<f2")]
         elif base.tobytes() != target.tobytes():
-            delta += segment(index, PLAIN, 0, n, target.tobytes())
+            delta += segment(index, PLAIN, n, target.tobytes())
         if values is None:
             result += target.tobytes()
             continue
@@ -111,16 +107,5 @@ def files():
             "delta.bin": delta, "result.bin": result}
 
 
-def main():
-    mode, folder = sys.argv[1], pathlib.Path(sys.argv[2])
-    for name, data in files().items():
-        if mode == "--write":
-            folder.mkdir(exist_ok=True)
-            (folder / name).write_bytes(data)
-        elif (folder / name).read_bytes() != data:
-            sys.exit(f"{folder / name} is not what the format's text says")
-    print(f"{len(files())} golden files {'written' if mode == '--write' else 'are as the text says'}")
-
-
 if __name__ == "__main__":
-    main()
+    main(files())

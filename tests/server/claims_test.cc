@@ -1,12 +1,12 @@
 // What a node says to claims: to those of the aggregators below, and of its parent's answers.
 #include <gmock/gmock.h>
 
-#include <future>
 #include <thread>
 
 #include "server/collector.h"
 #include "server/tier_links.h"
-#include "tests/server/node_fixture.h"
+#include "tests/server/collector_fixture.h"
+#include "tests/server/held.h"
 
 namespace tributary::server {
 namespace {
@@ -14,52 +14,6 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
-
-std::shared_ptr<const ModelVersion> Model() {
-  return ModelVersion::Make(0, TestLayout(), std::vector<uint8_t>(TestLayout()->model_bytes()));
-}
-
-// Keeps the answers to claims; they are read on the loop, or while it waits for the test.
-class HeldSession final : public Session {
- public:
-  HeldSession(const std::string& id, v1::Role role) {
-    join_.set_id(id);
-    join_.set_role(role);
-    join_.set_epoch(kEpoch);
-    join_.set_examples(10);
-    join_.set_clients(1);
-    join_.set_held_sha256(Model()->sha256);
-  }
-  const v1::Join& join() const override { return join_; }
-  std::string peer() const override { return "test"; }
-  absl::Duration last_heard() const override { return RealClock().Monotonic(); }
-  void Send(std::shared_ptr<const v1::SessionResponse> response) override {
-    if (response->has_claims()) answers.push_back(response->claims());
-  }
-  void Finish() override {}
-  void Cancel() override {}
-
-  std::vector<v1::ClaimsAnswer> answers;
-
- private:
-  v1::Join join_;
-};
-
-class HeldUpload final : public Upload {
- public:
-  explicit HeldUpload(v1::UploadHeader header) : header_(std::move(header)) {}
-  const v1::UploadHeader& header() const override { return header_; }
-  std::string peer() const override { return "test"; }
-  absl::Duration last_progress() const override { return RealClock().Monotonic(); }
-  void Admit(std::unique_ptr<aggregation::UpdateAssembler>) override { admitted = true; }
-  void Reply(const v1::UploadResponse& response) override { answer = response; }
-
-  bool admitted = false;
-  std::optional<v1::UploadResponse> answer;
-
- private:
-  v1::UploadHeader header_;
-};
 
 // A node in the middle of round 1 with a rack, "rack", below it.
 class ClaimsTest : public testing::Test {
@@ -87,22 +41,14 @@ class ClaimsTest : public testing::Test {
   }
   void Begin() {
     OnLoop([this] {
-      v1::RoundSpec spec;
-      spec.set_run("run");
-      spec.set_round(1);
-      spec.set_kind(v1::TRAIN);
-      spec.set_layout_hash(TestLayout()->hash());
-      *spec.mutable_grid() = grid_.ToProto();
-      spec.set_codec("fp32");
-      spec.set_cohort_fraction(1);
-      spec.set_quorum(1);
+      v1::RoundSpec spec = RoundForAll(1, *TestLayout(), grid_);
       spec.set_deadline_ms(600'000);
-      spec.set_max_client_weight(1000);
-      ASSERT_TRUE(collector_->Begin(spec, grid_, 1, absl::Seconds(5), Model()).ok());
+      ASSERT_TRUE(
+          collector_->Begin(spec, grid_, 1, absl::Seconds(5), ZeroModel(TestLayout())).ok());
     });
   }
   std::shared_ptr<HeldSession> Join(const std::string& id, v1::Role role) {
-    auto session = std::make_shared<HeldSession>(id, role);
+    auto session = std::make_shared<HeldSession>(id, role, kEpoch, ZeroModel(TestLayout())->sha256);
     collector_->OnJoin(session);
     OnLoop([] {});
     return session;
@@ -119,15 +65,9 @@ class ClaimsTest : public testing::Test {
   void Answer(const v1::ClaimsAnswer& answer) {
     OnLoop([&] { collector_->ClaimsAnswered(answer); });
   }
-  // Runs it on the loop, after all that was posted before, and waits for its end.
   template <typename Work>
   void OnLoop(const Work& work) {
-    std::promise<void> done;
-    loop_.Post([&] {
-      work();
-      done.set_value();
-    });
-    done.get_future().wait();
+    RunOn(loop_, work);
   }
 
   RealClock clock_;
@@ -144,9 +84,9 @@ TEST_F(ClaimsTest, BeyondTheBoundsAreAnsweredAsRefused) {
   Start(false);
   const std::string endless(aggregation::kMostIdBytes + 1, 'x');
   Claim({endless, "c"});
-  ASSERT_THAT(rack_->answers, SizeIs(2));
-  EXPECT_THAT(rack_->answers[0].refused(), ElementsAre(endless));
-  EXPECT_THAT(rack_->answers[1].granted(), ElementsAre("c"));
+  ASSERT_THAT(rack_->claims(), SizeIs(2));
+  EXPECT_THAT(rack_->claims()[0].refused(), ElementsAre(endless));
+  EXPECT_THAT(rack_->claims()[1].granted(), ElementsAre("c"));
 }
 
 TEST_F(ClaimsTest, OfARackBelowAreAnsweredInOneMessageOnceTheParentHasAnswered) {
@@ -156,7 +96,7 @@ TEST_F(ClaimsTest, OfARackBelowAreAnsweredInOneMessageOnceTheParentHasAnswered) 
   Claim(ids);
   ASSERT_THAT(asked_, SizeIs(1));
   EXPECT_THAT(asked_[0].clients(), SizeIs(300));
-  EXPECT_THAT(rack_->answers, IsEmpty());
+  EXPECT_THAT(rack_->claims(), IsEmpty());
   v1::ClaimsAnswer answer;
   answer.set_round(1);
   for (int i = 2; i < 300; ++i) answer.add_granted(ids[i]);
@@ -164,10 +104,10 @@ TEST_F(ClaimsTest, OfARackBelowAreAnsweredInOneMessageOnceTheParentHasAnswered) 
   answer.add_refused("c1");
   Answer(answer);
   // More messages than a session may have unread would end it.
-  ASSERT_THAT(rack_->answers, SizeIs(1));
-  EXPECT_THAT(rack_->answers[0].granted(), SizeIs(298));
-  EXPECT_THAT(rack_->answers[0].taken(), ElementsAre("c0"));
-  EXPECT_THAT(rack_->answers[0].refused(), ElementsAre("c1"));
+  ASSERT_THAT(rack_->claims(), SizeIs(1));
+  EXPECT_THAT(rack_->claims()[0].granted(), SizeIs(298));
+  EXPECT_THAT(rack_->claims()[0].taken(), ElementsAre("c0"));
+  EXPECT_THAT(rack_->claims()[0].refused(), ElementsAre("c1"));
 }
 
 TEST_F(ClaimsTest, ThatTheParentRefusesEndTheWaitOfTheClientsUpdate) {
@@ -193,7 +133,7 @@ TEST_F(ClaimsTest, ThatTheParentRefusesEndTheWaitOfTheClientsUpdate) {
   ASSERT_TRUE(upload->answer.has_value());
   EXPECT_EQ(upload->answer->status(), v1::UploadResponse::REJECTED);
   EXPECT_EQ(upload->answer->reason(), "unclaimed");
-  EXPECT_FALSE(upload->admitted);
+  EXPECT_FALSE(upload->admitted());
 }
 
 }  // namespace

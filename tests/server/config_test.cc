@@ -13,6 +13,8 @@
 #include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "server/fabrics.h"
+#include "tests/base/annotated.h"
+#include "tests/base/replaced.h"
 
 namespace tributary::server {
 namespace {
@@ -76,12 +78,6 @@ std::string Findings(const std::string& text) {
   if (config.ok()) return "";
   EXPECT_EQ(config.status().code(), absl::StatusCode::kInvalidArgument);
   return Text(config.status());
-}
-
-std::string Replaced(std::string text, const std::string& from, const std::string& to) {
-  const size_t at = text.find(from);
-  EXPECT_NE(at, std::string::npos) << from;
-  return text.replace(at, from.size(), to);
 }
 
 // A change to kRoot, and what its one finding must contain: first its place.
@@ -510,6 +506,12 @@ TEST(ConfigTest, AllMistakesAreNamedAtOnceInOrder) {
 TEST(ConfigTest, WhatIsNotTomlNamesThePlace) {
   EXPECT_THAT(Findings("[node]\nname = \"x\nlisten = 1\n"), HasSubstr("bad.toml:2:"));
   EXPECT_THAT(Findings("[node]\nname = \"x\"\nname = \"y\"\n"), HasSubstr("bad.toml:3:"));
+}
+
+TEST(ConfigTest, EveryKeyIsAnnotatedInConfigs) {
+  ExpectAnnotated(ConfigKeys(),
+                  {"async.toml", "flat.toml", "global.toml", "rack.toml", "three-tier/global.toml",
+                   "three-tier/rack.toml", "three-tier/region.toml"});
 }
 
 TEST(ConfigTest, AClientsConfigIsToldFromAnAggregators) {

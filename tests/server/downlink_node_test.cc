@@ -7,6 +7,7 @@
 #include "aggregation/model_delta.h"
 #include "base/philox.h"
 #include "client/client.h"
+#include "tests/client/random_result.h"
 #include "tests/server/node_fixture.h"
 
 namespace tributary::server {
@@ -185,21 +186,7 @@ class Watching final : public client::Trainer {
       bases_[task.spec.round()] = sha256;
       if (sha256 != task.spec.base_sha256()) ++wrong_;
     }
-    const aggregation::ModelLayout& layout = *task.layout;
-    client::TrainResult result;
-    result.floats.resize(layout.tensors().size());
-    result.ints.resize(layout.tensors().size());
-    const uint64_t mix = SeededHash(seed_, "bits", sha256);
-    for (uint32_t t = 0; t < layout.tensors().size(); ++t) {
-      PhiloxStream random(mix, t);
-      if (aggregation::IsFloat(layout.tensors()[t].dtype)) {
-        result.floats[t].resize(layout.TensorElements(t));
-        for (float& x : result.floats[t]) x = static_cast<float>(random.NextDouble() - 0.5) * 0.1f;
-      } else {
-        result.ints[t].assign(layout.TensorElements(t), 1);
-      }
-    }
-    return result;
+    return client::testing::RandomResult(*task.layout, SeededHash(seed_, "bits", sha256));
   }
   absl::StatusOr<std::vector<v1::Metric>> Evaluate(const client::TrainTask&) override {
     return std::vector<v1::Metric>{};

@@ -18,12 +18,15 @@ namespace tributary::server {
 // Keeps what is sent down it. Touched on the loop, or while the loop waits for the test.
 class HeldSession final : public Session {
  public:
-  HeldSession(const std::string& id, v1::Role role, uint64_t epoch) {
+  // `held_sha256`: the model that it says to have.
+  HeldSession(const std::string& id, v1::Role role, uint64_t epoch,
+              const std::string& held_sha256 = "") {
     join_.set_id(id);
     join_.set_role(role);
     join_.set_epoch(epoch);
     if (role == v1::AGGREGATOR) join_.set_clients(1);
     join_.set_examples(10);
+    join_.set_held_sha256(held_sha256);
   }
   const v1::Join& join() const override { return join_; }
   std::string peer() const override { return "test"; }
@@ -32,6 +35,7 @@ class HeldSession final : public Session {
     std::lock_guard lock(mu_);
     if (message->has_joined()) offer_above_bytes = message->joined().offer_above_bytes();
     if (message->has_grant()) grants_.push_back(message->grant().round());
+    if (message->has_claims()) claims_.push_back(message->claims());
     changed_.notify_all();
   }
   void Finish() override {}
@@ -41,6 +45,11 @@ class HeldSession final : public Session {
   std::vector<uint64_t> grants() {
     std::lock_guard lock(mu_);
     return grants_;
+  }
+  // The answers to its claims.
+  std::vector<v1::ClaimsAnswer> claims() {
+    std::lock_guard lock(mu_);
+    return claims_;
   }
   bool AwaitGrant(absl::Duration limit) {
     std::unique_lock lock(mu_);
@@ -54,6 +63,7 @@ class HeldSession final : public Session {
   std::mutex mu_;
   std::condition_variable changed_;
   std::vector<uint64_t> grants_;
+  std::vector<v1::ClaimsAnswer> claims_;
 };
 
 // Runs it on the loop, after all that was posted before, and waits for its end.

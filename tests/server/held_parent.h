@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "aggregation/layout.h"
 #include "base/deadline.h"
+#include "base/hand_over.h"
 #include "server/uplink.h"
 #include "transport/tcp.h"
 #include "tributary/v1/client_service.grpc.pb.h"
@@ -37,7 +38,10 @@ class HeldParent final : public v1::Aggregator::Service {
     builder.RegisterService(this);
     server_ = builder.BuildAndStart();
   }
-  ~HeldParent() override { server_->Shutdown(std::chrono::system_clock::now()); }
+  ~HeldParent() override {
+    server_->Shutdown(std::chrono::system_clock::now());
+    TakeOver(this);  // the sessions' threads have ended with theirs
+  }
 
   // Holds the session open until the child ends it.
   grpc::Status Session(
@@ -61,6 +65,7 @@ class HeldParent final : public v1::Aggregator::Service {
     stream->Write(response);
     while (stream->Read(&request)) {
     }
+    HandOver(this);
     return grpc::Status::OK;
   }
   std::string endpoint() const { return absl::StrCat("127.0.0.1:", port_); }

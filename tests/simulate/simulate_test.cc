@@ -10,6 +10,7 @@
 #include "simulate/clients.h"
 #include "simulate/config.h"
 #include "simulate/report.h"
+#include "tests/base/annotated.h"
 
 namespace tributary::simulate {
 namespace {
@@ -215,6 +216,10 @@ TEST(SimulateConfig, ReadsTheExampleAndNamesWhatIsWrong) {
   EXPECT_THAT(error("[clients]\ncount = 5\n[racks]\ncount = 6"), HasSubstr("would have nobody"));
   EXPECT_THAT(error("[clients]\npareto_alpha = 0.5"), HasSubstr("above 1"));
   EXPECT_THAT(error("[clients]\ntrane_s = 5"), HasSubstr("did you mean \"train_s\""));
+}
+
+TEST(SimulateConfig, EveryKeyIsAnnotatedInConfigs) {
+  ExpectAnnotated(ConfigKeys(), {"simulate.toml"});
 }
 
 // Forty alike clients, a buffer of forty: each version takes a training, as a round would.

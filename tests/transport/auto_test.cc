@@ -1,20 +1,15 @@
 // What `auto` promises: the same choice on both sides, the reasons, and links over what was chosen.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/socket.h>
-#include <sys/un.h>
-#include <unistd.h>
 
-#include <cstddef>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <string>
 #include <vector>
 
 #include "tests/transport/harness.h"
+#include "tests/transport/silent_listener.h"
 #include "transport/auto.h"
-#include "transport/internal/posix_io.h"
 #include "transport/tcp.h"
 
 namespace tributary::transport {
@@ -176,22 +171,14 @@ TEST(AutoFabric, GoesOnToTheNextWhereTheBestDoesNotAnswer) {
 }
 
 TEST(AutoFabric, OneThatNeverAnswersLeavesTimeForTheNext) {
-  // Takes connections and says nothing, as a filtered port looks from afar.
-  const std::string name = "tributary-test-auto-silent-" + std::to_string(getpid());
-  const internal::Fd silent(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_un here{};
-  here.sun_family = AF_UNIX;
-  std::memcpy(here.sun_path + 1, name.data(), name.size());
-  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-  ASSERT_EQ(bind(silent.get(), reinterpret_cast<const sockaddr*>(&here), length), 0);
-  ASSERT_EQ(listen(silent.get(), 4), 0);
+  const SilentListener silent;
   auto server = MakeAutoFabric(Candidates(true));
   auto listener = server->Listen("", SmallOptions("server"));
   ASSERT_TRUE(listener.ok());
   auto offers = DecodeOffers((*listener)->address());
   ASSERT_TRUE(offers.ok());
   ASSERT_EQ((*offers)[0].kind, "shm");
-  (*offers)[0].address = "@" + name;
+  (*offers)[0].address = silent.address();
   LinkOptions options = SmallOptions("client");
   options.connect_timeout = absl::Seconds(2);
   const Deadline within = Deadline::After(options.connect_timeout);

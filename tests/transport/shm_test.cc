@@ -7,7 +7,6 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -24,6 +23,7 @@
 #include "base/checksum.h"
 #include "tests/transport/harness.h"
 #include "tests/transport/peer_process.h"
+#include "tests/transport/silent_listener.h"
 #include "transport/internal/hello.h"
 #include "transport/internal/hello_io.h"
 #include "transport/shm.h"
@@ -213,17 +213,10 @@ TEST(ShmLink, BytesOfVersionOneStillMakeALink) {
 }
 
 TEST(ShmLink, ConnectEndsAtItsTimeoutWhereNobodyAnswers) {
-  const std::string name = "tributary-test-silent-" + std::to_string(getpid());
-  const internal::Fd silent(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_un here{};
-  here.sun_family = AF_UNIX;
-  std::memcpy(here.sun_path + 1, name.data(), name.size());
-  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-  ASSERT_EQ(bind(silent.get(), reinterpret_cast<const sockaddr*>(&here), length), 0);
-  ASSERT_EQ(listen(silent.get(), 4), 0);
+  const SilentListener silent;
   LinkOptions options = SmallOptions("client");
   options.connect_timeout = absl::Milliseconds(200);
-  const absl::Status status = MakeShmFabric()->Connect("@" + name, options).status();
+  const absl::Status status = MakeShmFabric()->Connect(silent.address(), options).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
 }
 

@@ -11,7 +11,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "tests/base/annotated.h"
 #include "tests/base/certificates.h"
+#include "tests/base/replaced.h"
 
 namespace tributary::client::trainer {
 namespace {
@@ -49,12 +51,6 @@ std::string Findings(const std::string& text, const ConfigOverrides& overrides =
   if (config.ok()) return "";
   EXPECT_EQ(config.status().code(), absl::StatusCode::kInvalidArgument);
   return Text(config.status());
-}
-
-std::string Replaced(std::string text, const std::string& from, const std::string& to) {
-  const size_t at = text.find(from);
-  EXPECT_NE(at, std::string::npos) << from;
-  return text.replace(at, from.size(), to);
 }
 
 TEST(ClientConfig, ReadsEveryKey) {
@@ -159,6 +155,10 @@ TEST(ClientConfig, TakesTheCommandLineOverTheFile) {
   EXPECT_THAT(config->endpoints, ElementsAre("x:5"));
   EXPECT_EQ(config->threads, 6);
   EXPECT_THAT(Findings(kWhole, {.index = 20}), HasSubstr("not below clients = 20"));
+}
+
+TEST(ClientConfig, EveryKeyIsAnnotatedInConfigs) {
+  ExpectAnnotated(ClientConfigKeys(), {"client.toml", "evaluator.toml"});
 }
 
 TEST(ClientConfig, NeedsNoIdWhereTheCommandLineGivesOne) {
