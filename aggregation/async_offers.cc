@@ -251,7 +251,8 @@ Actions AsyncMachine::Refused(uint64_t ticket, const std::string& reason, absl::
 }
 
 void AsyncMachine::CountBelow(const std::map<std::string, uint64_t>& rejected, uint64_t stale) {
-  for (const auto& [reason, count] : rejected) {
+  for (const auto& [word, count] : rejected) {
+    const std::string reason = internal::ReasonToCount(word);
     if (rejected_.size() >= kMostReasons && !rejected_.contains(reason)) continue;
     rejected_[reason] = internal::AddSaturating(rejected_[reason], count);
   }

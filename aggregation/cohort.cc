@@ -38,15 +38,17 @@ uint64_t OverSelected(uint64_t count, double over_selection) {
 
 std::vector<uint64_t> SplitCount(uint64_t count, const std::vector<uint64_t>& sizes) {
   std::vector<uint64_t> shares(sizes.size(), 0);
-  const uint64_t total = std::accumulate(sizes.begin(), sizes.end(), uint64_t{0});
+  // Sizes are what children say: their sum may not fit.
+  using Wide = unsigned __int128;
+  const Wide total = std::accumulate(sizes.begin(), sizes.end(), Wide{0});
   if (total == 0) return shares;
-  count = std::min(count, total);
+  if (total < count) count = static_cast<uint64_t>(total);
   uint64_t given = 0;
-  std::vector<uint64_t> remainders(sizes.size());
+  std::vector<Wide> remainders(sizes.size());
   for (size_t i = 0; i < sizes.size(); ++i) {
-    const auto product = static_cast<unsigned __int128>(count) * sizes[i];
+    const Wide product = static_cast<Wide>(count) * sizes[i];
     shares[i] = static_cast<uint64_t>(product / total);
-    remainders[i] = static_cast<uint64_t>(product % total);
+    remainders[i] = product % total;
     given += shares[i];
   }
   std::vector<size_t> order(sizes.size());

@@ -42,6 +42,16 @@ std::vector<Action> RoundMachine::Joined(const Member& member, absl::Duration no
 }
 
 void RoundMachine::Enter(const Member& member, Actions* actions) {
+  if (const auto old = members_.find(member.id);
+      old != members_.end() && old->second.aggregator != member.aggregator) {
+    // One name for two things. What is counted of clients and what of aggregators must not mix: it
+    // waits for the next round, and whom it has superseded is gone.
+    if (member.epoch > old->second.epoch && old->second.present) {
+      Leave(*old, /*for_good=*/true);
+      ResolveClaims(actions);
+    }
+    return;
+  }
   if (Crowded() && !Knows(member.id)) return;
   const auto [it, fresh] = members_.try_emplace(member.id);
   State& state = it->second;
@@ -151,23 +161,25 @@ std::vector<Action> RoundMachine::Left(const std::string& id, uint64_t epoch, ab
   if (phase_ != Phase::kOpen) return actions;
   const auto it = members_.find(id);
   if (it == members_.end() || it->second.epoch != epoch || !it->second.present) return actions;
-  State& state = it->second;
-  state.present = false;
-  const bool state_is_aggregator = state.aggregator;
-  if (!state.in_cohort) {
-    line_.erase(std::pair(state.key, state.order));
-    members_.erase(it);
-  } else {
-    CountAway(state);
-    if (IsPending(state.answer)) {
-      state.given_up_at = for_good ? now_ : now_ + plan_.rejoin_grace;
-      StartGrace(*it);
-    }
-  }
-  if (state_is_aggregator) ForgetWaiting(id);
+  Leave(*it, for_good);
   ResolveClaims(&actions);
   Advance(now_, &actions);  // a grace of nothing is over at once
   return actions;
+}
+
+void RoundMachine::Leave(Entry& member, bool for_good) {
+  State& state = member.second;
+  state.present = false;
+  if (state.aggregator) ForgetWaiting(member.first);
+  if (!state.in_cohort) {
+    line_.erase(std::pair(state.key, state.order));
+    members_.erase(member.first);
+    return;
+  }
+  CountAway(state);
+  if (!IsPending(state.answer)) return;
+  state.given_up_at = for_good ? now_ : now_ + plan_.rejoin_grace;
+  StartGrace(member);
 }
 
 void RoundMachine::SetAnswer(Entry& member, Answer answer) {

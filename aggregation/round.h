@@ -357,6 +357,7 @@ class RoundMachine {
   using Actions = std::vector<Action>;
 
   void Enter(const Member& member, Actions* actions);
+  void Leave(Entry& member, bool for_good);  // may end it
   bool EnterAgain(Entry& member, bool newer, Actions* actions);
   void Ask(Entry& member, Actions* actions);
   void AskNextInLine(Actions* actions);

@@ -345,7 +345,9 @@ void RoundMachine::CountRejected(const std::string& reason, uint64_t count) {
 }
 
 void RoundMachine::CountBelow(const std::map<std::string, uint64_t>& rejected, uint64_t late) {
-  for (const auto& [reason, count] : rejected) CountRejected(reason, count);
+  for (const auto& [reason, count] : rejected) {
+    CountRejected(internal::ReasonToCount(reason), count);
+  }
   late_ = AddSaturating(late_, late);
 }
 

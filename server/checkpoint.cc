@@ -323,8 +323,14 @@ absl::Status CheckpointStore::Save(const v1::CheckpointState& state,
 
   const std::string unfinished = path_ + "/" + name + kUnfinished;
   const std::string path = path_ + "/" + name;
-  // On a full disk, what was written so far must not keep the space.
-  absl::Cleanup remove_rest = [&] { RemoveUnfinished(path_); };
+  // On a full disk, what was written so far must not keep the space: nor what is whole, but that no
+  // manifest names.
+  bool named = false;
+  absl::Cleanup remove_rest = [&] {
+    RemoveUnfinished(path_);
+    if (named) return;
+    if (const auto on_disk = ReadManifest(path_); on_disk.ok()) RemoveUnnamed(path_, *on_disk);
+  };
   ASSIGN_OR_RETURN(v1::CheckpointManifest::Entry entry,
                    WriteDirectory(unfinished, state, layout, model, published));
   std::error_code ignored;
@@ -338,6 +344,7 @@ absl::Status CheckpointStore::Save(const v1::CheckpointState& state,
   const int excess = manifest.entries_size() - std::max(options_.keep, 1);
   if (excess > 0) manifest.mutable_entries()->DeleteSubrange(0, excess);
   RETURN_IF_ERROR(WriteManifest(path_, manifest));
+  named = true;
   manifest_ = std::move(manifest);
   RemoveUnnamed(path_, manifest_);
   return absl::OkStatus();

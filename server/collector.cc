@@ -412,6 +412,10 @@ void Collector::Finish(bool committed, bool included, const std::string& why_not
 void Collector::Sweep() {
   loop_->PostAfter(kSweepEvery, [this] { Sweep(); });
   const absl::Duration now = loop_->Now();
+  if (door_ != nullptr) {
+    door_->CutSilent(absl::Seconds(limits_.session_timeout_s),
+                     absl::Seconds(limits_.upload_progress_timeout_s));
+  }
   for (auto& [id, child] : children_) {
     if (now - child.session->last_heard() > absl::Seconds(limits_.session_timeout_s)) {
       spdlog::warn("no sign of life from \"{}\" for {:.0f} s: its session is ended", id,

@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "server/collector.h"
@@ -11,15 +12,25 @@ namespace tributary::server {
 
 using aggregation::Answer;
 
+namespace {
+
+// A peer's words, for the log: on one line, and not the whole disk.
+std::string Words(const std::string& text) {
+  return absl::Utf8SafeCHexEscape(absl::string_view(text).substr(0, 200));
+}
+
+}  // namespace
+
 void Collector::OnJoin(std::shared_ptr<Session> session) {
   loop_->Post([this, session = std::move(session)]() mutable { Join(std::move(session)); });
 }
 
 void Collector::OnMessage(std::shared_ptr<Session> session, v1::SessionRequest message) {
   // A heartbeat that changes nothing is only a sign of life, which the session has noted already.
-  if (message.has_heartbeat() && session->join().role() == v1::CLIENT) return;
+  if (message.has_heartbeat() && session->join().role() == v1::CLIENT) return session->Handled();
   loop_->Post([this, session = std::move(session), message = std::move(message)] {
     Message(session, message);
+    session->Handled();
   });
 }
 
@@ -65,6 +76,8 @@ void Collector::Join(std::shared_ptr<Session> session) {
     }
     // The newer session wins. The same life reconnecting needs no word on its dead stream.
     old->second.session->superseded = true;
+    // It makes a link of its own; what the old one was to bring may be older than what is held now.
+    if (old->second.aggregator && tier_ != nullptr) tier_->Drop(join.id(), old->second.epoch);
     if (join.epoch() > old->second.epoch) {
       spdlog::info("\"{}\" joined again from {}: the newer session wins", join.id(),
                    session->peer());
@@ -86,7 +99,8 @@ void Collector::Join(std::shared_ptr<Session> session) {
            .examples = join.examples(),
            .clients = join.clients(),
            .held_sha256 = join.held_sha256()};
-  spdlog::debug("\"{}\" joined from {} ({})", join.id(), session->peer(), join.software());
+  if (child.aggregator) tier_->Expect(join.id(), join.epoch());
+  spdlog::debug("\"{}\" joined from {} ({})", join.id(), session->peer(), Words(join.software()));
   Welcome(join.id(), child);
 }
 
@@ -163,31 +177,33 @@ void Collector::Message(const std::shared_ptr<Session>& session,
   } else if (message.has_claims()) {
     if (child.aggregator) ClaimedBelow(it->first, child, message.claims());
   } else if (message.has_leave()) {
-    spdlog::info("\"{}\" leaves: {}", it->first, message.leave().reason());
+    spdlog::info("\"{}\" leaves: {}", it->first, Words(message.leave().reason()));
     session->Finish();
   }
 }
 
 void Collector::Report(const std::string& id, Child& child, const v1::Report& report) {
+  // Only racks have anybody whom they refuse.
+  std::map<std::string, uint64_t> below;
+  for (const auto& entry : report.rejected()) {
+    if (child.aggregator) below[entry.reason()] += entry.count();
+  }
+  const uint64_t late = child.aggregator ? report.late() : 0;
   if (async_ != nullptr && report.kind() == v1::TRAIN) {
     if (!report.declined().empty())
-      spdlog::info("\"{}\" sits version {} out: {}", id, report.round(), report.declined());
+      spdlog::info("\"{}\" sits version {} out: {}", id, report.round(), Words(report.declined()));
     // A client's task may be of an older version; a rack's answer is of this one or of no use.
     if (child.aggregator && report.round() != async_spec_.round()) return;
-    std::map<std::string, uint64_t> below;
-    for (const auto& entry : report.rejected()) below[entry.reason()] += entry.count();
-    async_->CountBelow(below, report.late());
+    async_->CountBelow(below, late);
     ActAsync(async_->Declined(id, child.epoch, loop_->Now()));
     return;
   }
   if (machine_ == nullptr || report.round() != spec_.round() || report.kind() != spec_.kind())
     return;
   if (!report.declined().empty()) {
-    spdlog::info("\"{}\" sits round {} out: {}", id, report.round(), report.declined());
+    spdlog::info("\"{}\" sits round {} out: {}", id, report.round(), Words(report.declined()));
   }
-  std::map<std::string, uint64_t> rejected;
-  for (const auto& entry : report.rejected()) rejected[entry.reason()] += entry.count();
-  machine_->CountBelow(rejected, report.late());
+  machine_->CountBelow(below, late);
   uint64_t clients = 0;
   if (spec_.kind() == v1::EVALUATE && report.declined().empty()) {
     if (machine_->AnswerOf(id) != Answer::kAwaited) return;  // said already: a metric counts once

@@ -13,6 +13,33 @@ namespace tributary::server {
 using aggregation::Admission;
 using aggregation::Verdict;
 
+namespace {
+
+// As of a Join.
+bool IsId(const std::string& id) {
+  return !id.empty() && id.size() <= aggregation::kMostIdBytes &&
+         std::none_of(id.begin(), id.end(),
+                      [](char c) { return static_cast<unsigned char>(c) < 0x20; });
+}
+
+// What is wrong with them, or "". One of an asynchronous run may have several updates in the sum.
+std::string CheckContributors(const v1::PartialSumHeader& header, bool asynchronous) {
+  for (int i = 0; i < header.contributors_size(); ++i) {
+    const std::string& id = header.contributors(i);
+    if (!IsId(id)) {
+      return absl::StrCat("its contributors are no ids: number ", i, " has ", id.size(),
+                          " bytes, or control characters");
+    }
+    if (i == 0 || header.contributors(i - 1) < id) continue;
+    if (asynchronous && header.contributors(i - 1) == id) continue;
+    return absl::StrCat("its contributors are not in order: number ", i,
+                        " is not above the one before");
+  }
+  return "";
+}
+
+}  // namespace
+
 void Collector::OnPartialStart(std::shared_ptr<IncomingPartial> partial) {
   loop_->Post([this, partial = std::move(partial)] { PartialStart(partial); });
 }
@@ -66,6 +93,8 @@ std::string Collector::CheckPartial(const v1::PartialSumHeader& header) const {
     return absl::StrCat("it has ", header.chunks(), " chunks, the layout ", sum_->chunk_count());
   }
   if (header.contributors().empty()) return "it names no contributors";
+  if (const std::string why = CheckContributors(header, async_ != nullptr); !why.empty())
+    return why;
   if (header.packed_bytes() > sum_->chunk_count() * aggregation::kMaxPackedChunkBytes ||
       header.packed_bytes() > budget_.limit()) {
     return absl::StrCat("its ", header.packed_bytes(), " bytes pass [limits] inflight_bytes (",

@@ -33,6 +33,9 @@ class Session {
   // Ends the stream after what is queued.
   virtual void Finish() = 0;
   virtual void Cancel() = 0;  // at once
+  // The handler is through with one of its messages: what it has not come to yet is bounded, and a
+  // peer that says more is not read meanwhile.
+  virtual void Handled() {}
   // The handler's own mark: set when a newer session took over.
   std::atomic<bool> superseded{false};
 };
@@ -58,6 +61,7 @@ class FrontDoorHandler {
  public:
   virtual ~FrontDoorHandler() = default;
   virtual void OnJoin(std::shared_ptr<Session> session) = 0;
+  // To be followed by session->Handled(), at once or later.
   virtual void OnMessage(std::shared_ptr<Session> session, v1::SessionRequest message) = 0;
   virtual void OnSessionEnd(std::shared_ptr<Session> session) = 0;
   virtual void OnUploadStart(std::shared_ptr<Upload> upload) = 0;
@@ -97,6 +101,10 @@ class FrontDoor {
   virtual ~FrontDoor() = default;
   virtual int port() const = 0;
   virtual const DoorCounters& counters() const = 0;
+  // Ends what peers have let hang, to be called now and then: sessions that have not joined within
+  // `session`, or have not taken their last word; uploads without a header, likewise; downloads of
+  // models that are not the current one any more, of which nothing was taken for `progress`.
+  virtual void CutSilent(absl::Duration session, absl::Duration progress) const = 0;
   // Refuses new calls, gives open ones until the deadline, then cancels them. Blocks. The handler
   // must answer OnSessionEnd etc. until it returns.
   virtual void Shutdown(absl::Duration grace) = 0;

@@ -171,8 +171,12 @@ void Collector::TakeHeld() {
 }
 
 void Collector::UploadStart(const std::shared_ptr<Upload>& upload) {
-  // Whoever offered and sends another word than that update needs no place in the line.
-  if (!TakeUpload(upload)) EndOfferOf(upload->header().id());
+  if (TakeUpload(upload)) return;
+  // Whoever offered and sends another word than that update needs no place in the line. But it must
+  // be the one who offered, not a former life of it, or a stranger.
+  const v1::UploadHeader& header = upload->header();
+  const auto child = children_.find(header.id());
+  if (child != children_.end() && child->second.epoch == header.epoch()) EndOfferOf(header.id());
 }
 
 bool Collector::TakeUpload(const std::shared_ptr<Upload>& upload) {
@@ -243,11 +247,8 @@ void Collector::UploadComplete(const std::shared_ptr<Upload>& upload,
   if (!Holds(ticket, upload)) return;  // answered already
   UploadRead(ticket);
   auto metrics = aggregation::MetricsToSums(upload->header().metrics());
-  google::protobuf::RepeatedPtrField<v1::MetricSum> trial = metrics_;
-  const absl::Status status =
-      metrics.ok() ? aggregation::MergeMetrics(*metrics, &trial) : metrics.status();
-  if (!status.ok()) {
-    upload->Reply(Answer(v1::UploadResponse::REJECTED, "malformed", Text(status)));
+  if (!metrics.ok()) {
+    upload->Reply(Answer(v1::UploadResponse::REJECTED, "malformed", Text(metrics.status())));
     RefuseTicket(ticket, "malformed");
     return;
   }
@@ -297,16 +298,26 @@ void Collector::UploadFailed(const std::shared_ptr<Upload>& upload,
   RefuseTicket(ticket, refusal.reason);
 }
 
+// What others have reported may leave no room, in the number of names or in a sum: a metric that
+// does not fit is left out. The update that it came with counts, else one client could keep all
+// others out.
+void Collector::AddMetrics(const google::protobuf::RepeatedPtrField<v1::MetricSum>& metrics) {
+  if (aggregation::MergeMetrics(metrics, &metrics_).ok()) return;
+  google::protobuf::RepeatedPtrField<v1::MetricSum> one;
+  for (const v1::MetricSum& metric : metrics) {
+    one.Clear();
+    *one.Add() = metric;
+    const absl::Status status = aggregation::MergeMetrics(one, &metrics_);
+    if (!status.ok())
+      spdlog::warn("round {}: a metric is left out: {}", spec_.round(), Text(status));
+  }
+}
+
 void Collector::Folded(uint64_t ticket) {
   const auto it = tickets_.find(ticket);
   if (it == tickets_.end() || (machine_ == nullptr && async_ == nullptr)) return;
   Ticket done = std::move(it->second);
-  // Checked before it was folded; what came in since can only fail at the caps, which drop this
-  // one's metrics.
-  if (const absl::Status status = aggregation::MergeMetrics(done.metrics, &metrics_);
-      !status.ok()) {
-    spdlog::warn("metrics dropped: {}", Text(status));
-  }
+  AddMetrics(done.metrics);
   EndTicket(ticket);
   if (done.upload != nullptr) done.upload->Reply(Answer(v1::UploadResponse::ACCEPTED, "", ""));
   callbacks_.passed("fold");

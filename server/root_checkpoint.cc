@@ -5,8 +5,11 @@
 
 #include "absl/strings/escaping.h"
 #include "base/status.h"
+#include "models/builtin.h"
+#include "models/safetensors.h"
 #include "server/internal/algorithms.h"
 #include "server/internal/async_proto.h"
+#include "server/internal/policies.h"
 #include "server/internal/root.h"
 
 namespace tributary::server {
@@ -20,6 +23,7 @@ absl::Status Root::Resume(Checkpoint checkpoint) {
                      "; give the run another name, or its seed back"));
   }
   RETURN_IF_ERROR(CheckResumedLayout(c_.training, *checkpoint.model.layout));
+  RETURN_IF_ERROR(CheckResumedModel(*checkpoint.model.layout));
   RETURN_IF_ERROR(MakeOptimizer(checkpoint.model.layout));
   RETURN_IF_ERROR(MakeSketches(checkpoint.model.layout, state.sketches()));
   RETURN_IF_ERROR(optimizer_->Restore({state.optimizer().begin(), state.optimizer().end()}));
@@ -44,6 +48,21 @@ absl::Status Root::Resume(Checkpoint checkpoint) {
   spdlog::info("run \"{}\" resumes after round {} (model version {}, SHA-256 {})", c_.run->name,
                round_, model_->version, absl::BytesToHexString(model_->sha256));
   return absl::OkStatus();
+}
+
+// A checkpoint brings its own layout; a config that asks for another one must not be passed over.
+absl::Status Root::CheckResumedModel(const aggregation::ModelLayout& saved) const {
+  auto wanted = models::IsBuiltin(c_.run->model) ? models::BuiltinLayout(c_.run->model)
+                                                 : models::ReadSafetensorsLayout(c_.run->model);
+  if (wanted.ok()) wanted = WithPolicies(*wanted, c_.aggregation.policies);
+  if (wanted.ok()) wanted = RunLayout(c_.training, *wanted);
+  if (!wanted.ok()) return Annotate(wanted.status(), Where("run.model"));
+  if ((*wanted)->hash() == saved.hash()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("the checkpoint of run \"", c_.run->name, "\" in ", store_->path(),
+                   " has another model than the config's [run] model \"", c_.run->model,
+                   "\" with its [aggregation.policies]: ", saved.DescribeDifference(**wanted),
+                   "; give the run another name, or that model and those policies back"));
 }
 
 absl::Status Root::Save(const v1::RoundSpec& spec, const aggregation::RoundResult& result,

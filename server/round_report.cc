@@ -1,7 +1,13 @@
 // JSON and text forms of a round's report.
 #include "server/round_report.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -126,26 +132,52 @@ std::string ToText(const RoundReport& r) {
   return line;
 }
 
+RoundsFile::~RoundsFile() {
+  if (fd_ >= 0) close(fd_);
+}
+
 absl::StatusOr<std::unique_ptr<RoundsFile>> RoundsFile::Open(const std::string& path) {
-  auto file = std::make_unique<RoundsFile>();
+  auto file = std::unique_ptr<RoundsFile>(new RoundsFile());
   if (path.empty()) return file;
   file->path_ = path;
   std::error_code ignored;  // the open below says what is wrong
   std::filesystem::create_directories(std::filesystem::path(path).parent_path(), ignored);
-  file->out_.open(path, std::ios::app);
-  if (!file->out_) {
+  file->fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  if (file->fd_ < 0) {
     return absl::PermissionDeniedError(
-        absl::StrCat("cannot append to [metrics] rounds_file ", path));
+        absl::StrCat("cannot append to [metrics] rounds_file ", path, ": ", std::strerror(errno)));
+  }
+  // A machine that went down may have left a part of a line.
+  struct stat now = {};
+  char last = '\n';
+  if (fstat(file->fd_, &now) == 0 && now.st_size > 0 &&
+      pread(file->fd_, &last, 1, now.st_size - 1) == 1 && last != '\n') {
+    file->cut_ = true;
   }
   return file;
 }
 
 absl::Status RoundsFile::Append(const RoundReport& report) {
   if (path_.empty()) return absl::OkStatus();
-  out_ << ToJson(report) + "\n" << std::flush;
-  if (!out_)
-    return absl::DataLossError(absl::StrCat("cannot write to ", path_, ": is the disk full?"));
-  return absl::OkStatus();
+  const std::string line = absl::StrCat(cut_ ? "\n" : "", ToJson(report), "\n");
+  struct stat before = {};
+  const bool known = fstat(fd_, &before) == 0;
+  size_t at = 0;
+  while (at < line.size()) {
+    const ssize_t n = write(fd_, line.data() + at, line.size() - at);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) break;
+    at += static_cast<size_t>(n);
+  }
+  if (at == line.size()) {
+    cut_ = false;
+    return absl::OkStatus();
+  }
+  absl::Status status = absl::DataLossError(
+      absl::StrCat("cannot write to ", path_, ": ", std::strerror(errno), "; is the disk full?"));
+  // Nothing of it, or else the next one begins on a line of its own.
+  if (at > 0 && (!known || ftruncate(fd_, before.st_size) != 0)) cut_ = true;
+  return status;
 }
 
 }  // namespace tributary::server

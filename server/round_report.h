@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <fstream>
 #include <map>
 #include <string>
 
@@ -45,16 +44,22 @@ struct RoundReport {
 std::string ToJson(const RoundReport& report);  // one line, no newline
 std::string ToText(const RoundReport& report);  // one line for a terminal
 
-// Appends lines to a file, each written whole. Not thread-safe.
+// Appends lines to a file, each written whole: one for which the disk has no room is left out,
+// those after it are written again. Not thread-safe.
 class RoundsFile {
  public:
+  ~RoundsFile();
+  RoundsFile(const RoundsFile&) = delete;
+  RoundsFile& operator=(const RoundsFile&) = delete;
   // "" opens nothing: Append does nothing. Errors name the path.
   static absl::StatusOr<std::unique_ptr<RoundsFile>> Open(const std::string& path);
   absl::Status Append(const RoundReport& report);
 
  private:
+  RoundsFile() = default;
   std::string path_;
-  std::ofstream out_;
+  int fd_ = -1;
+  bool cut_ = false;  // it does not end with a whole line
 };
 
 // Mean of each metric by name.

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
@@ -49,21 +50,27 @@ class FabricTierLinks final : public TierLinks {
     return kinds.empty() ? last_used_ : absl::StrJoin(kinds, "+");
   }
 
+  void Expect(const std::string& id, uint64_t epoch) override {
+    std::lock_guard lock(mu_);
+    known_[id] = {epoch, nullptr};
+  }
+
   void SendModel(const std::string& id, uint64_t epoch,
                  std::shared_ptr<const ModelVersion> model) override {
     std::lock_guard lock(mu_);
+    const auto known = known_.find(id);
+    if (known == known_.end() || known->second.epoch != epoch) return;
+    known->second.model = model;
     const auto link = links_.find(id);
-    if (link != links_.end() && link->second->hello().epoch() == epoch && !link->second->over()) {
+    if (link != links_.end() && link->second->hello().epoch() == epoch) {
       link->second->SendModel(std::move(model));
-    } else {
-      wanted_[id] = {epoch, std::move(model)};
     }
   }
 
   void Drop(const std::string& id, uint64_t epoch) override {
     std::lock_guard lock(mu_);
-    if (const auto it = wanted_.find(id); it != wanted_.end() && it->second.first == epoch)
-      wanted_.erase(it);
+    if (const auto it = known_.find(id); it != known_.end() && it->second.epoch == epoch)
+      known_.erase(it);
     const auto it = links_.find(id);
     if (it == links_.end() || it->second->hello().epoch() != epoch) return;
     it->second->Cancel("the child's session has ended");
@@ -116,12 +123,15 @@ class FabricTierLinks final : public TierLinks {
     std::vector<std::unique_ptr<TierChild>> ended;
     {
       std::lock_guard lock(mu_);
+      const auto known = known_.find(hello.id());
+      if (known == known_.end() || known->second.epoch != hello.epoch()) {
+        // Two threads for whoever knocks, or a made-up later life in a child's place: neither.
+        spdlog::warn("a link of \"{}\" without a session of epoch {} is dropped",
+                     absl::Utf8SafeCHexEscape(hello.id().substr(0, 200)), hello.epoch());
+        return;
+      }
       const auto old = links_.find(hello.id());
       if (old != links_.end()) {
-        if (old->second->hello().epoch() > hello.epoch()) {
-          spdlog::warn("a late link of an earlier life of \"{}\" is dropped", hello.id());
-          return;
-        }
         old->second->Cancel("a newer link replaces this one");
         Retire(old);
       }
@@ -135,13 +145,16 @@ class FabricTierLinks final : public TierLinks {
     spdlog::info("link from \"{}\" over {}", id, link->transport());
     last_used_ = std::string(link->transport());
     const uint64_t epoch = hello.epoch();
+    const std::string held = hello.held_sha256();
     auto& slot = links_[id];
     slot = std::make_unique<TierChild>(std::move(link), std::move(hello), handler_, patience_,
                                        &counters_);
-    if (const auto it = wanted_.find(id); it != wanted_.end()) {
-      if (it->second.first == epoch) slot->SendModel(std::move(it->second.second));
-      wanted_.erase(it);
-    }
+    // Also one that an earlier link was to bring: nobody knows how far it came.
+    const auto known = known_.find(id);
+    if (known == known_.end() || known->second.epoch != epoch)
+      return;  // its session has just ended
+    const auto& model = known->second.model;
+    if (model != nullptr && model->sha256 != held) slot->SendModel(model);
   }
 
   TierHandler* handler_;
@@ -154,10 +167,14 @@ class FabricTierLinks final : public TierLinks {
   mutable std::mutex mu_;
   Links links_;                                    // guarded by mu_
   std::vector<std::unique_ptr<TierChild>> ended_;  // guarded by mu_
-  std::map<std::string, std::pair<uint64_t, std::shared_ptr<const ModelVersion>>>
-      wanted_;                 // guarded by mu_
-  transport::LinkStats past_;  // guarded by mu_
-  std::string last_used_;      // guarded by mu_
+  // The children that have a session.
+  struct Known {
+    uint64_t epoch = 0;
+    std::shared_ptr<const ModelVersion> model;  // the last one for it
+  };
+  std::map<std::string, Known> known_;  // guarded by mu_
+  transport::LinkStats past_;           // guarded by mu_
+  std::string last_used_;               // guarded by mu_
 };
 
 }  // namespace

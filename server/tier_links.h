@@ -70,8 +70,12 @@ class TierLinks {
   // The transports of the children's links, "shm" or "shm+tcp"; of the last one where all have
   // ended; empty before the first.
   virtual std::string used() const = 0;
+  // The child has a session, of this epoch: its links are taken until Drop, all others are dropped.
+  virtual void Expect(const std::string& id, uint64_t epoch) = 0;
   // Sends the model to the child of this epoch as soon as its link is up, as steps where some lead
-  // to it from what the child holds; a newer model replaces one not yet begun.
+  // to it from what the child holds; a newer model replaces one not yet begun. Where the link
+  // breaks, it is sent over the next one, unless the child says there that it holds it.
+  // Nothing for a child that is not expected.
   virtual void SendModel(const std::string& id, uint64_t epoch,
                          std::shared_ptr<const ModelVersion> model) = 0;
   // Forgets the child and cuts its link.

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <string>
 
 #include "aggregation/round.h"
 
@@ -12,6 +13,12 @@ namespace tributary::aggregation::internal {
 inline uint64_t AddSaturating(uint64_t a, uint64_t b) {
   return b > std::numeric_limits<uint64_t>::max() - a ? std::numeric_limits<uint64_t>::max()
                                                       : a + b;
+}
+
+// Reasons come from children too, who may invent any: a longer one than a word is counted as this.
+inline constexpr size_t kMostReasonBytes = 64;
+inline std::string ReasonToCount(const std::string& reason) {
+  return reason.size() <= kMostReasonBytes ? reason : "other";
 }
 
 inline bool IsAnswered(Answer answer) {

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <climits>
 #include <csignal>
 #include <cstdio>
@@ -25,10 +26,15 @@ int Fail(int code, const absl::Status& status) {
   return code;
 }
 
+// SIGUSR1 is ours, to wake who waits for them. A terminal that is closed says SIGHUP; under nohup
+// it is ignored, and stays so.
 sigset_t EndSignals() {
   sigset_t set;
   sigemptyset(&set);
   for (const int number : {SIGTERM, SIGINT, SIGUSR1}) sigaddset(&set, number);
+  struct sigaction hangup = {};
+  sigaction(SIGHUP, nullptr, &hangup);
+  if (hangup.sa_handler != SIG_IGN) sigaddset(&set, SIGHUP);
   return set;
 }
 
@@ -72,11 +78,16 @@ int Serve(const ServeOptions& options) {
   }
   auto node = server::Node::Create(std::move(node_options));
   if (!node.ok()) return Fail(2, node.status());
+  std::atomic<bool> over = false;
   std::thread watcher([&] {
     int number = 0;
-    while (sigwait(&signals, &number) == 0 && number != SIGUSR1) (*node)->Shutdown();
+    while (sigwait(&signals, &number) == 0 && !over) {
+      // Anybody may send SIGUSR1: it must not be the last signal that is heard.
+      if (number != SIGUSR1) (*node)->Shutdown();
+    }
   });
   const absl::Status status = (*node)->Run();
+  over = true;
   pthread_kill(watcher.native_handle(), SIGUSR1);
   watcher.join();
   if (!status.ok()) {

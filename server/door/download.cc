@@ -1,5 +1,6 @@
 // One download: header, the bytes of the model or of the steps to it in place, trailer.
 #include <algorithm>
+#include <utility>
 
 #include "base/checksum.h"
 #include "server/door/reactors.h"
@@ -10,7 +11,8 @@ namespace {
 constexpr size_t kDataBytes = size_t{1} << 20;
 }
 
-DownloadReactor* DownloadReactor::Start(DoorState* door, const grpc::ByteBuffer* request) {
+DownloadReactor* DownloadReactor::Start(DoorState* door, grpc::CallbackServerContext* context,
+                                        const grpc::ByteBuffer* request) {
   v1::DownloadRequest wanted;
   grpc::ByteBuffer copy = *request;  // shares the slices
   auto slices = MessageSlices::From(&copy);
@@ -21,28 +23,32 @@ DownloadReactor* DownloadReactor::Start(DoorState* door, const grpc::ByteBuffer*
     parsed = wanted.ParseFromString(text);
   }
   auto model = door->shelf->Current();
-  if (!parsed || model == nullptr ||
-      (!wanted.sha256().empty() && wanted.sha256() != model->sha256)) {
-    auto* reactor = new DownloadReactor(door, nullptr, "");
-    reactor->Finish(
-        parsed ? grpc::Status(grpc::StatusCode::NOT_FOUND,
-                              "that model is not the current one; wait for the next task")
-               : grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "not a DownloadRequest"));
-    HandOver(reactor);  // nothing begins before gRPC has been given it
-    return reactor;
+  const bool there =
+      parsed && model != nullptr && (wanted.sha256().empty() || wanted.sha256() == model->sha256);
+  auto reactor = std::shared_ptr<DownloadReactor>(
+      new DownloadReactor(door, context, there ? model : nullptr, wanted.held_sha256()));
+  reactor->self_ = reactor;
+  if (!there) {
+    reactor->End(parsed
+                     ? grpc::Status(grpc::StatusCode::NOT_FOUND,
+                                    "that model is not the current one; wait for the next task")
+                     : grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "not a DownloadRequest"));
+    HandOver(reactor.get());  // nothing begins before gRPC has been given it
+    return reactor.get();
   }
-  auto* reactor = new DownloadReactor(door, model, wanted.held_sha256());
+  door->watch.Add(reactor);
   v1::DownloadResponse head;
   *head.mutable_header() = reactor->header_;
   reactor->message_ = ToByteBuffer(head);
   HandOver(&reactor->message_);
   reactor->StartWrite(&reactor->message_);
-  return reactor;
+  return reactor.get();
 }
 
-DownloadReactor::DownloadReactor(DoorState* door, std::shared_ptr<const ModelVersion> model,
+DownloadReactor::DownloadReactor(DoorState* door, grpc::CallbackServerContext* context,
+                                 std::shared_ptr<const ModelVersion> model,
                                  const std::string& held_sha256)
-    : door_(door), model_(std::move(model)) {
+    : door_(door), context_(context), model_(std::move(model)) {
   if (model_ == nullptr) return;
   // What was never published, or is too old, is no step's base: the whole model it is.
   const auto steps = StepsFrom(*model_, held_sha256);
@@ -61,12 +67,55 @@ DownloadReactor::DownloadReactor(DoorState* door, std::shared_ptr<const ModelVer
 
 void DownloadReactor::OnWriteDone(bool ok) {
   const Reaction in_order(&message_, this);
+  last_progress_ = absl::ToInt64Nanoseconds(MonotonicNow());
   if (!ok) {
-    HandOver(this);
-    Finish(grpc::Status(grpc::StatusCode::CANCELLED, "the client went away"));
+    End(grpc::Status(grpc::StatusCode::CANCELLED, "the client went away"));
     return;
   }
   Next();
+}
+
+// The current model lies here anyway. An old one has no other use than this: whoever takes nothing
+// of it, download after download, would keep one for each round.
+void DownloadReactor::CutIfSilent(absl::Duration now, const Patience& patience) {
+  if (now - absl::Nanoseconds(last_progress_.load()) <= patience.progress) return;
+  if (door_->shelf->Current() == model_) return;
+  {
+    std::lock_guard lock(mu_);
+    if (ended_) return;
+    ++cutting_;
+  }
+  context_->TryCancel();  // ends the write that hangs
+  grpc::Status status;
+  {
+    std::lock_guard lock(mu_);
+    if (--cutting_ > 0 || !end_.has_value()) return;
+    ended_ = true;
+    status = *std::exchange(end_, std::nullopt);
+  }
+  HandOver(this);
+  Finish(status);
+}
+
+void DownloadReactor::End(const grpc::Status& status) {
+  {
+    std::lock_guard lock(mu_);
+    if (cutting_ > 0) {
+      end_ = status;
+      return;
+    }
+    ended_ = true;
+  }
+  HandOver(this);
+  Finish(status);
+}
+
+void DownloadReactor::OnDone() {
+  TakeOver(this);
+  door_->watch.Remove(this);
+  HandOver(door_);
+  // The last thing: this may destroy the reactor.
+  const std::shared_ptr<DownloadReactor> self = std::move(self_);
 }
 
 void DownloadReactor::Next() {
@@ -104,14 +153,7 @@ void DownloadReactor::Next() {
   door_->counters.saved_bytes += model_->bytes.size() - header_.bytes();
   door_->counters.download_nanos += absl::ToInt64Nanoseconds(MonotonicNow() - started_);
   door_->handler->OnDownloaded();
-  HandOver(this);
-  Finish(grpc::Status::OK);
-}
-
-void DownloadReactor::OnDone() {
-  TakeOver(this);
-  HandOver(door_);
-  delete this;
+  End(grpc::Status::OK);
 }
 
 }  // namespace tributary::server::door

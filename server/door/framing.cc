@@ -61,11 +61,12 @@ absl::StatusOr<UploadMessage> ParseUploadMessage(const PiecedBytes& message) {
   uint8_t last_tag = 0;
   while (cursor.Read(&tag, 1)) {
     uint64_t length = 0;
-    if (tag < last_tag || (tag != kHeaderTag && tag != kSegmentsTag && tag != kTrailerTag) ||
+    // Each once: of thousands, each would cost more memory here than it has bytes.
+    if (tag <= last_tag || (tag != kHeaderTag && tag != kSegmentsTag && tag != kTrailerTag) ||
         !ReadVarint(&cursor, &length)) {
       return absl::InvalidArgumentError(
           absl::StrCat("not an UploadRequest: unexpected tag byte ", static_cast<int>(tag),
-                       "; send header, segments and trailer in this order"));
+                       "; send header, segments and trailer in this order, each once"));
     }
     last_tag = tag;
     if (tag == kHeaderTag) {

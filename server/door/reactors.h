@@ -18,6 +18,7 @@
 
 #include "base/hand_over.h"
 #include "server/door/framing.h"
+#include "server/door/watch.h"
 #include "server/front_door.h"
 
 namespace tributary::server::door {
@@ -30,11 +31,13 @@ struct DoorState {
   DoorCounters counters;
   std::atomic<uint32_t> sessions{0};
   uint32_t max_sessions;
+  Watch watch;
 };
 
 class SessionReactor final
     : public grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>,
-      public Session {
+      public Session,
+      public Watched {
  public:
   static SessionReactor* Start(DoorState* door, grpc::CallbackServerContext* context);
 
@@ -44,15 +47,19 @@ class SessionReactor final
   void Send(std::shared_ptr<const v1::SessionResponse> message) override;
   void Finish() override { FinishWith(grpc::Status::OK); }
   void Cancel() override;
+  void Handled() override;
+  void CutIfSilent(absl::Duration now, const Patience& patience) override;
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
+  void OnCancel() override;
   void OnDone() override;
 
  private:
   SessionReactor(DoorState* door, grpc::CallbackServerContext* context);
   void FinishWith(const grpc::Status& status);
-  void Step();  // starts the next write, or the finish, whichever is due
+  void Step();    // starts the next write, or the finish, whichever is due
+  void ReadOn();  // unless too much is unhandled
   absl::Status CheckJoin() const;
 
   DoorState* door_;
@@ -61,20 +68,28 @@ class SessionReactor final
   v1::Join join_;
   v1::SessionRequest request_;
   std::atomic<int64_t> last_heard_;
-  bool joined_ = false;  // only touched by read callbacks and OnDone, which do not overlap
+  std::atomic<bool> joined_ = false;  // set by a read callback
   std::shared_ptr<SessionReactor> self_;
 
   std::mutex mu_;
   std::deque<std::shared_ptr<const v1::SessionResponse>>
-      queue_;                 // guarded by mu_; the front is being written
-  int busy_ = 0;              // guarded by mu_
-  bool writing_ = false;      // guarded by mu_
-  bool want_finish_ = false;  // guarded by mu_
-  bool finished_ = false;     // guarded by mu_
-  grpc::Status status_;       // guarded by mu_
+      queue_;                    // guarded by mu_; the front is being written
+  int busy_ = 0;                 // guarded by mu_
+  bool writing_ = false;         // guarded by mu_
+  bool want_finish_ = false;     // guarded by mu_
+  bool finished_ = false;        // guarded by mu_
+  grpc::Status status_;          // guarded by mu_
+  absl::Duration finish_asked_;  // guarded by mu_
+  int unhandled_ = 0;            // guarded by mu_: messages that the handler still has
+  bool read_waits_ = false;      // guarded by mu_: for some of them
 };
 
-class UploadReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer>, public Upload {
+// Where its client gives it up while it waits to be admitted, gRPC is through with it before the
+// handler is: it hands itself over by shared_from_this, which self_ no longer is then.
+class UploadReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
+                            public Upload,
+                            public Watched,
+                            public std::enable_shared_from_this<UploadReactor> {
  public:
   static UploadReactor* Start(DoorState* door, grpc::CallbackServerContext* context,
                               grpc::ByteBuffer* response);
@@ -84,6 +99,7 @@ class UploadReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer>, pu
   absl::Duration last_progress() const override { return absl::Nanoseconds(last_progress_.load()); }
   void Admit(std::unique_ptr<aggregation::UpdateAssembler> assembler) override;
   void Reply(const v1::UploadResponse& response) override;
+  void CutIfSilent(absl::Duration now, const Patience& patience) override;  // for its header
 
   void OnReadDone(bool ok) override;
   void OnCancel() override;
@@ -118,18 +134,22 @@ class UploadReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer>, pu
   void FinishIfDue();
 };
 
-class DownloadReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
+class DownloadReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, public Watched {
  public:
-  static DownloadReactor* Start(DoorState* door, const grpc::ByteBuffer* request);
+  static DownloadReactor* Start(DoorState* door, grpc::CallbackServerContext* context,
+                                const grpc::ByteBuffer* request);
+  void CutIfSilent(absl::Duration now, const Patience& patience) override;
   void OnWriteDone(bool ok) override;
   void OnDone() override;
 
  private:
   // The model's own bytes, or those of the steps from what the client holds.
-  DownloadReactor(DoorState* door, std::shared_ptr<const ModelVersion> model,
-                  const std::string& held_sha256);
+  DownloadReactor(DoorState* door, grpc::CallbackServerContext* context,
+                  std::shared_ptr<const ModelVersion> model, const std::string& held_sha256);
   void Next();
+  void End(const grpc::Status& status);
   DoorState* door_;
+  grpc::CallbackServerContext* context_;
   std::shared_ptr<const ModelVersion> model_;  // keeps the data alive
   std::vector<ByteSpan> data_;                 // what is left to send
   size_t next_ = 0;                            // of data_
@@ -138,6 +158,12 @@ class DownloadReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
   grpc::ByteBuffer message_;
   enum class Stage { kData, kFinish } stage_ = Stage::kData;
   absl::Duration started_ = MonotonicNow();
+  std::atomic<int64_t> last_progress_{absl::ToInt64Nanoseconds(started_)};
+  std::shared_ptr<DownloadReactor> self_;
+  std::mutex mu_;
+  bool ended_ = false;               // guarded by mu_: context_ may be gone
+  int cutting_ = 0;                  // guarded by mu_: the end waits for it
+  std::optional<grpc::Status> end_;  // guarded by mu_: that waits
 };
 
 }  // namespace tributary::server::door

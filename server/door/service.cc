@@ -57,10 +57,10 @@ class Service final : public Base {
     TakeOver(this);
     return UploadReactor::Start(state_, context, response);
   }
-  grpc::ServerWriteReactor<grpc::ByteBuffer>* Download(grpc::CallbackServerContext*,
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* Download(grpc::CallbackServerContext* context,
                                                        const grpc::ByteBuffer* request) override {
     TakeOver(this);
-    return DownloadReactor::Start(state_, request);
+    return DownloadReactor::Start(state_, context, request);
   }
 
  private:
@@ -116,6 +116,9 @@ class GrpcFrontDoor final : public FrontDoor {
 
   int port() const override { return port_; }
   const DoorCounters& counters() const override { return state_.counters; }
+  void CutSilent(absl::Duration session, absl::Duration progress) const override {
+    state_.watch.CutSilent(MonotonicNow(), {session, progress});
+  }
   void Shutdown(absl::Duration grace) override {
     if (server_ == nullptr) return;
     server_->Shutdown(std::chrono::system_clock::now() + absl::ToChronoNanoseconds(grace));

@@ -13,11 +13,19 @@ using aggregation::kMostIdBytes;
 
 // A healthy peer reads a task and an outcome a round; this many unread means that it does not read.
 constexpr size_t kMostQueued = 64;
+// A Join is kept for as long as its session.
+constexpr size_t kMostJoinBytes = 4096;
+// Messages that the handler has not come to yet; then the stream is not read, and gRPC's flow
+// control holds the peer. Racks have more to say: claims, and words on them.
+constexpr int kMostUnhandled = 16;
+constexpr int kMostUnhandledOfARack = 256;
 }  // namespace
 
 SessionReactor* SessionReactor::Start(DoorState* door, grpc::CallbackServerContext* context) {
   auto reactor = std::shared_ptr<SessionReactor>(new SessionReactor(door, context));
   reactor->self_ = reactor;
+  door->watch.Add(reactor);
+  HandOver(&reactor->self_);
   if (door->sessions.fetch_add(1) >= door->max_sessions) {
     reactor->FinishWith(grpc::Status(
         grpc::StatusCode::RESOURCE_EXHAUSTED,
@@ -54,6 +62,11 @@ absl::Status SessionReactor::CheckJoin() const {
                                                    " bytes or control characters; 1 to ",
                                                    kMostIdBytes, " printable bytes are allowed"));
   }
+  if (join.ByteSizeLong() > kMostJoinBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("Join has ", join.ByteSizeLong(),
+                                                   " bytes; at most ", kMostJoinBytes,
+                                                   " are allowed: shorten its run or software"));
+  }
   if (join.role() != v1::CLIENT && join.role() != v1::AGGREGATOR) {
     return absl::InvalidArgumentError("Join.role is neither CLIENT nor AGGREGATOR");
   }
@@ -76,11 +89,53 @@ void SessionReactor::OnReadDone(bool ok) {
     joined_ = true;
     door_->handler->OnJoin(self_);
   } else if (!request_.has_join()) {
+    {
+      std::lock_guard lock(mu_);
+      ++unhandled_;
+    }
     door_->handler->OnMessage(self_, std::move(request_));
   }
   request_.Clear();
+  ReadOn();
+}
+
+void SessionReactor::ReadOn() {
+  {
+    std::lock_guard lock(mu_);
+    read_waits_ =
+        unhandled_ >= (join_.role() == v1::AGGREGATOR ? kMostUnhandledOfARack : kMostUnhandled);
+    if (read_waits_) return;
+  }
   HandOver(&request_);
   StartRead(&request_);
+}
+
+void SessionReactor::Handled() {
+  {
+    std::lock_guard lock(mu_);
+    --unhandled_;
+    if (!read_waits_ || finished_) return;
+    read_waits_ = false;
+    ++busy_;
+  }
+  HandOver(&request_);
+  StartRead(&request_);
+  {
+    std::lock_guard lock(mu_);
+    --busy_;
+  }
+  Step();
+}
+
+void SessionReactor::CutIfSilent(absl::Duration now, const Patience& patience) {
+  if (!joined_ && now - last_heard() > patience.session) {
+    FinishWith(grpc::Status(grpc::StatusCode::DEADLINE_EXCEEDED, "no Join came"));
+  }
+  {
+    std::lock_guard lock(mu_);
+    if (!want_finish_ || finished_ || now - finish_asked_ <= patience.session) return;
+  }
+  Cancel();
 }
 
 void SessionReactor::Send(std::shared_ptr<const v1::SessionResponse> message) {
@@ -103,6 +158,7 @@ void SessionReactor::FinishWith(const grpc::Status& status) {
     std::lock_guard lock(mu_);
     if (want_finish_) return;
     want_finish_ = true;
+    finish_asked_ = MonotonicNow();
     status_ = status;
   }
   Step();
@@ -113,6 +169,7 @@ void SessionReactor::Cancel() {
     std::lock_guard lock(mu_);
     if (finished_) return;
     ++busy_;
+    if (!want_finish_) finish_asked_ = MonotonicNow();
     want_finish_ = true;
     status_ = grpc::Status(grpc::StatusCode::CANCELLED, "cut off by the aggregator");
     // What is not being written yet will never be.
@@ -165,8 +222,16 @@ void SessionReactor::OnWriteDone(bool ok) {
   Step();
 }
 
+// The peer is gone, or this node shuts down. Where the stream is not being read, nothing else says
+// so.
+void SessionReactor::OnCancel() {
+  const Reaction in_order(&self_, this);
+  FinishWith(grpc::Status(grpc::StatusCode::CANCELLED, "the session was cut off"));
+}
+
 void SessionReactor::OnDone() {
   TakeOver(this);
+  door_->watch.Remove(this);
   door_->sessions.fetch_sub(1);
   if (joined_) door_->handler->OnSessionEnd(self_);
   HandOver(door_);

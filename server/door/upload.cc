@@ -10,6 +10,7 @@ UploadReactor* UploadReactor::Start(DoorState* door, grpc::CallbackServerContext
                                     grpc::ByteBuffer* response) {
   auto reactor = std::shared_ptr<UploadReactor>(new UploadReactor(door, context, response));
   reactor->self_ = reactor;
+  door->watch.Add(reactor);
   HandOver(&reactor->self_);
   HandOver(&reactor->message_);
   reactor->StartRead(&reactor->message_);
@@ -45,7 +46,7 @@ void UploadReactor::OnReadDone(bool ok) {
 void UploadReactor::Fail(aggregation::Refusal refusal) {
   complete_ = true;
   assembler_.reset();
-  door_->handler->OnUploadFailed(self_, std::move(refusal));
+  door_->handler->OnUploadFailed(shared_from_this(), std::move(refusal));
 }
 
 void UploadReactor::TakeMessage() {
@@ -74,8 +75,9 @@ void UploadReactor::TakeMessage() {
   parsed_ = *std::move(parsed);
   if (!started_) {
     started_ = true;
+    door_->watch.Remove(this);  // from here the handler looks after it
     header_ = std::move(*parsed_.header);
-    door_->handler->OnUploadStart(self_);  // goes on in Admit, or ends in Reply
+    door_->handler->OnUploadStart(shared_from_this());  // goes on in Admit, or ends in Reply
     return;
   }
   TakeContent();
@@ -106,7 +108,7 @@ void UploadReactor::TakeContent() {
   complete_ = true;
   assembler_.reset();
   parsed_ = {};
-  door_->handler->OnUploadComplete(self_, std::move(update));
+  door_->handler->OnUploadComplete(shared_from_this(), std::move(update));
 }
 
 void UploadReactor::ReadOn() {
@@ -127,6 +129,14 @@ void UploadReactor::ReadOn() {
     --busy_;
   }
   FinishIfDue();
+}
+
+void UploadReactor::CutIfSilent(absl::Duration now, const Patience& patience) {
+  if (now - last_progress() <= patience.session) return;
+  v1::UploadResponse response;
+  response.set_status(v1::UploadResponse::RETRY);
+  response.set_message("no header came; send it first");
+  Reply(response);
 }
 
 void UploadReactor::Reply(const v1::UploadResponse& response) {
@@ -161,7 +171,9 @@ void UploadReactor::OnCancel() {
 
 void UploadReactor::OnDone() {
   TakeOver(this);
+  door_->watch.Remove(this);
   HandOver(door_);
+  // The last thing: this may destroy the reactor.
   const std::shared_ptr<UploadReactor> self = std::move(self_);
 }
 

@@ -44,6 +44,7 @@ class Root final : public NodeBase {
     double commit = 0;
   };
   absl::Status Resume(Checkpoint checkpoint);
+  absl::Status CheckResumedModel(const aggregation::ModelLayout& saved) const;
   // `counted`: the contributions of an asynchronous run, those of this commit among them.
   absl::Status Save(const v1::RoundSpec& spec, const aggregation::RoundResult& result,
                     const std::vector<aggregation::Contribution>& counted, const Applied& applied);

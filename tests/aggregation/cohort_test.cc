@@ -33,6 +33,14 @@ TEST(CohortTest, IsTheSeededHashUnderTheFraction) {
   EXPECT_EQ(in, 3053);
 }
 
+// Sizes are what racks say.
+TEST(CohortTest, ASplitOfSizesBeyondAllBoundsHandsOutNoMoreThanThereIs) {
+  constexpr uint64_t kMost = std::numeric_limits<uint64_t>::max();
+  EXPECT_THAT(SplitCount(10, {kMost, kMost, 1}), ElementsAre(5, 5, 0));
+  EXPECT_THAT(SplitCount(10, {kMost, 1}), ElementsAre(10, 0));  // in 64 bits their sum is 0
+  EXPECT_THAT(SplitCount(kMost, {kMost, 3}), ElementsAre(kMost - 3, 3));
+}
+
 TEST(CohortTest, IsEverybodyFromOneOnAndNobodyAtZeroOrNaN) {
   for (int i = 0; i < 100; ++i) {
     const std::string id = absl::StrCat(i);

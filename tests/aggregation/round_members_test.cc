@@ -51,6 +51,20 @@ TEST_F(Round, GivesNoTaskToWhoseUpdateIsIn) {
   EXPECT_EQ(machine_->AnswerOf("b"), Answer::kAccepted);
 }
 
+// One name for two things: what is counted of clients and what of aggregators must not mix.
+TEST_F(Round, WhoComesBackInAnotherRoleSitsTheRoundOut) {
+  RoundPlan plan = Plan();
+  plan.cohort_count = 2;
+  plan.cohort_fraction = 0;
+  Start(plan, {Client("a"), Client("b"), Rack("x")});
+  EXPECT_THAT(Joined(Client("x", 2)), IsEmpty());
+  Refused("session", Offer("x", 1, {}, 1, 2));
+  EXPECT_THAT(Joined(Client("c")), IsEmpty());  // next in line
+  Left("x", 1);
+  Left("a", 2);
+  EXPECT_THAT(Timer(8), ElementsAre("task c"));
+}
+
 TEST_F(Round, ForgetsARefusalOrDeclineOfAFormerLifeOnly) {
   Start(Plan(), {Client("a"), Client("b"), Client("c")});
   machine_->Refused(Admit("a"), "bound", At(1));
@@ -236,6 +250,13 @@ TEST_F(Round, AddsWhatChildrenRefusedToItsOwnCounts) {
   EXPECT_THAT(result.rejected,
               ElementsAre(Pair("bound", std::numeric_limits<uint64_t>::max()), Pair("weight", 3u)));
   EXPECT_EQ(result.late, 5u);
+}
+
+TEST_F(Round, CountsAReasonThatIsNoWordAsOther) {
+  Start(Plan(), {Rack("r")});
+  machine_->CountBelow({{std::string(100'000, 'x'), 3}, {std::string(64, 'y'), 2}}, 0);
+  EXPECT_THAT(machine_->Result().rejected,
+              ElementsAre(Pair("other", 3u), Pair(std::string(64, 'y'), 2u)));
 }
 
 TEST_F(Round, KeepsTheReasonsThatChildrenInventBounded) {

@@ -67,6 +67,17 @@ TEST(EndToEnd, SigtermWhileNobodyHasJoinedExitsWithZero) {
   }
 }
 
+TEST(EndToEnd, ASignalThatMeansNothingToItLeavesItReadyForTheNext) {
+  for (const int end : {SIGTERM, SIGHUP}) {
+    Cluster run;
+    run.Root(run.Port(), "", 10, 2);
+    ASSERT_TRUE(run.AwaitLog("global", "listens on")) << run.Log("global");
+    run["global"].Signal(SIGUSR1);
+    run["global"].Signal(end);
+    EXPECT_EQ(run.ExitCode("global"), 0) << run.Log("global");
+  }
+}
+
 TEST(EndToEnd, BadConfigsExitWithTwoAndSayWhereAndHow) {
   struct Row {
     const char* text;

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include <cmath>
+#include <fstream>
 
 #include "tests/server/node_fixture.h"
 #include "tributary/v1/checkpoint.pb.h"

@@ -144,6 +144,18 @@ TEST_F(CheckpointTest, AFullDiskIsAnErrorAndThePreviousStays) {
   EXPECT_EQ(code, 0);
 }
 
+// It would fill the disk further with each round that fails.
+TEST_F(CheckpointTest, WhereTheManifestCannotBeWrittenNothingIsLeftOfTheRound) {
+  const auto store = Open();
+  ASSERT_TRUE(Save(*store, 1).ok());
+  fs::create_directory(RunPath("MANIFEST.unfinished"));  // in the way
+  EXPECT_FALSE(Save(*store, 2).ok());
+  EXPECT_FALSE(fs::exists(RunPath("00000002")));
+  EXPECT_EQ(LoadRound(*store), 1);
+  EXPECT_TRUE(Save(*store, 2).ok());
+  EXPECT_EQ(LoadRound(*store), 2);
+}
+
 TEST_F(CheckpointTest, AReadOnlyDirectoryIsAnErrorThatNamesItAndThePreviousStays) {
   const int code = InChild([&] {
     // Root may write anywhere: as "nobody" where the test has root's rights.

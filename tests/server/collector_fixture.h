@@ -92,7 +92,8 @@ class CollectorFixture : public testing::Test {
   }
   // An upload that says nothing after its header. Of the last round that began, unless told.
   std::shared_ptr<HeldUpload> Upload(const std::string& id, const Segments& segments,
-                                     uint64_t round = 0) {
+                                     uint64_t round = 0,
+                                     const std::vector<v1::Metric>& metrics = {}) {
     v1::UploadHeader header;
     header.set_run("run");
     header.set_round(round == 0 ? spec_.round() : round);
@@ -101,6 +102,7 @@ class CollectorFixture : public testing::Test {
     header.set_layout_hash(TestLayout()->hash());
     header.set_weight(10);
     header.set_encoded_bytes(RawClient::Trailer(segments).encoded_bytes());
+    header.mutable_metrics()->Assign(metrics.begin(), metrics.end());
     auto upload = std::make_shared<HeldUpload>(header);
     collector_->OnUploadStart(upload);
     OnLoop([] {});

@@ -66,5 +66,70 @@ TEST_F(CollectorTest, AnUploadOfARoundGivenUpThatBreaksDoesNotBreakAnothersInThe
   FinishRound();
 }
 
+v1::Metric MetricOf(const std::string& name, double value, uint64_t weight) {
+  v1::Metric metric;
+  metric.set_name(name);
+  metric.set_value(value);
+  metric.set_weight(weight);
+  return metric;
+}
+
+TEST_F(CollectorTest, EachMessageOfASessionIsToldAsHandled) {
+  v1::SessionRequest heartbeat, offer;
+  heartbeat.mutable_heartbeat()->set_phase("train");
+  offer.mutable_offer()->set_round(1);
+  collector_->OnMessage(sessions_["a"], heartbeat);
+  collector_->OnMessage(sessions_["a"], offer);
+  OnLoop([] {});
+  EXPECT_EQ(sessions_["a"]->handled, 2);
+}
+
+TEST_F(CollectorTest, MetricNamesThatFillTheListTakeNobodysUpdateOut) {
+  std::vector<v1::Metric> odd;
+  for (int i = 0; i < 31; ++i) odd.push_back(MetricOf(absl::StrCat("odd-", i), 1, 1));
+  const Segments segments_a = EncodeTest(1), segments_b = EncodeTest(2);
+  BeginRound(1);
+  Complete(Upload("a", segments_a, 0, odd), segments_a);
+  Complete(Upload("b", segments_b, 0, {MetricOf("accuracy", 0.5, 10), MetricOf("loss", 2, 10)}),
+           segments_b);
+  const CollectedRound round = CloseRound();
+  EXPECT_EQ(round.result.contributors, (std::vector<std::string>{"a", "b"}));
+  const auto means = MetricMeans(round.metrics);
+  EXPECT_EQ(means.size(), 32u);
+  EXPECT_EQ(means.at("accuracy"), 0.5) << "there was room for one";
+  FinishRound();
+}
+
+TEST_F(CollectorTest, AMetricThatFillsItsSumTakesNobodysUpdateOut) {
+  const Segments segments_a = EncodeTest(1), segments_b = EncodeTest(2);
+  BeginRound(1);
+  Complete(Upload("a", segments_a, 0, {MetricOf("loss", 4096, (1 << 21) - 1)}), segments_a);
+  Complete(Upload("b", segments_b, 0, {MetricOf("accuracy", 0.5, 10), MetricOf("loss", 2.5, 2000)}),
+           segments_b);
+  const CollectedRound round = CloseRound();
+  EXPECT_EQ(round.result.contributors, (std::vector<std::string>{"a", "b"}));
+  const auto means = MetricMeans(round.metrics);
+  EXPECT_EQ(means.at("loss"), 4096) << "b's has no room";
+  EXPECT_EQ(means.at("accuracy"), 0.5) << "all else of b's has";
+  FinishRound();
+}
+
+TEST_F(CollectorTest, AClientsWordOnWhatOthersRefusedIsNotCounted) {
+  BeginRound(1);
+  v1::SessionRequest request;
+  v1::Report* report = request.mutable_report();
+  report->set_round(1);
+  report->set_kind(v1::TRAIN);
+  report->set_declined("no battery");
+  report->set_late(5);
+  report->add_rejected()->set_reason("made up");
+  report->mutable_rejected(0)->set_count(1000);
+  collector_->OnMessage(sessions_["a"], request);
+  const CollectedRound round = CloseRound();
+  EXPECT_TRUE(round.result.rejected.empty());
+  EXPECT_EQ(round.result.late, 0u);
+  FinishRound();
+}
+
 }  // namespace
 }  // namespace tributary::server

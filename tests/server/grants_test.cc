@@ -205,6 +205,25 @@ TEST_F(GrantsTest, AnOfferThatMayBeCarriedWaitsForTheNextRound) {
   EXPECT_EQ(CloseRound().result.carried, 1u);
 }
 
+// An earlier life's, or a stranger's.
+TEST_F(GrantsTest, AnUploadOfAnotherEpochLeavesTheOfferInItsPlace) {
+  BeginRound(1);
+  for (const char* id : {"a", "b", "c"}) Offer(id);
+  EXPECT_FALSE(IsGranted("c"));
+  v1::UploadHeader header;
+  header.set_run("run");
+  header.set_round(1);
+  header.set_id("c");
+  header.set_epoch(kEpoch + 1);
+  const auto stranger = std::make_shared<HeldUpload>(header);
+  collector_->OnUploadStart(stranger);
+  OnLoop([] {});
+  EXPECT_EQ(stranger->answer->reason(), "session");
+  EXPECT_FALSE(IsGranted("c")) << "its turn has not come";
+  Complete(Upload("a"));
+  EXPECT_TRUE(IsGranted("c"));
+}
+
 // ---- Over sockets
 
 class TestTrainer final : public client::Trainer {

@@ -2,6 +2,7 @@
 // the round that it is told to begin.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <future>
 #include <memory>
@@ -39,6 +40,7 @@ class HeldSession final : public Session {
   }
   void Finish() override {}
   void Cancel() override {}
+  void Handled() override { ++handled; }
 
   std::vector<uint64_t> grants() {
     std::lock_guard lock(mu_);
@@ -54,6 +56,7 @@ class HeldSession final : public Session {
     return changed_.wait_for(lock, absl::ToChronoSeconds(limit), [&] { return !grants_.empty(); });
   }
   uint64_t offer_above_bytes = 0;
+  std::atomic<int> handled = 0;
 
  private:
   v1::Join join_;

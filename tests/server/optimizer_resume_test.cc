@@ -52,6 +52,34 @@ TEST(OptimizerResume, RefusesToGoOnUnderAnotherOptimizerAndNamesTheFirst) {
   EXPECT_NE(node.status().message().find("\"fedadam\""), std::string::npos) << node.status();
 }
 
+// What the refusal says where a run of the test model is begun, and gone on with under this config.
+std::string RefusalToGoOn(const std::string& model_again, const std::string& more) {
+  TempDir dir;
+  {
+    TestNode node(Config(dir, WriteTestModel(dir), "fedavg"));
+    OneRound(node, 1, 1, 0);
+  }
+  const std::string model = model_again.empty() ? WriteTestModel(dir) : model_again;
+  const auto config = ParseConfig(Config(dir, model, "fedavg") + more, "test.toml");
+  EXPECT_TRUE(config.ok()) << config.status();
+  if (!config.ok()) return "";
+  const auto node = Node::Create({.config = *config, .on_round = {}});
+  return node.ok() ? "" : std::string(node.status().message());
+}
+
+TEST(ModelResume, RefusesToGoOnWithAnotherModelThanTheConfigNames) {
+  EXPECT_EQ(RefusalToGoOn("", ""), "");
+  const std::string text = RefusalToGoOn("logreg", "");
+  EXPECT_NE(text.find("[run] model"), std::string::npos) << text;
+  EXPECT_NE(text.find("logreg"), std::string::npos) << text;
+}
+
+TEST(ModelResume, RefusesToGoOnUnderOtherPolicies) {
+  const std::string text = RefusalToGoOn("", "[aggregation.policies]\ncounter = \"sum\"\n");
+  EXPECT_NE(text.find("[aggregation.policies]"), std::string::npos) << text;
+  EXPECT_NE(text.find("counter"), std::string::npos) << text;
+}
+
 TEST(OptimizerConfig, NamesKeysThatTheOptimizerDoesNotLookAt) {
   TempDir dir;
   const auto config = ParseConfig(

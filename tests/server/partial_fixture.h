@@ -171,6 +171,7 @@ class ParentNode {
   void Join(const std::string& id, uint64_t epoch) {
     sessions_[id] = std::make_shared<HeldSession>(id, v1::AGGREGATOR, epoch);
     collector_->OnJoin(sessions_[id]);
+    OnLoop([] {});  // a child makes its link when it has been welcomed
   }
   void Leave(const std::string& id) { collector_->OnSessionEnd(sessions_[id]); }
   void Begin(absl::Duration rejoin_grace = absl::Seconds(30)) {

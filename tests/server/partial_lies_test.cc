@@ -114,6 +114,17 @@ class PartialLies : public ::testing::Test {
   std::unique_ptr<ChildEnd> end_;
 };
 
+TEST_F(PartialLies, ContributorsThatAreNoListOfIdsAreRefused) {
+  const std::vector<std::vector<std::string>> lists = {
+      {"b", "a"}, {"a", "a"}, {"", "a"}, {"a", std::string(257, 'x')}, {"a", "b\n"}};
+  for (size_t n = 0; n < lists.size(); ++n) {
+    v1::PartialSumHeader header = Header();
+    header.mutable_contributors()->Assign(lists[n].begin(), lists[n].end());
+    Offer(header);
+    EXPECT_THAT(Answer(n).refused(), HasSubstr("contributors")) << n;
+  }
+}
+
 TEST_F(PartialLies, ChunkOutOfOrderEndsTheLinkWithTheReason) {
   SendGood();
   Send(kGood + 1, Packed(sum_, kGood + 1));

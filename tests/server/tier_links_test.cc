@@ -5,12 +5,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <string>
 #include <vector>
 
 #include "aggregation/layout.h"
 #include "base/deadline.h"
 #include "server/fabrics.h"
+#include "server/tier_stream.h"
 #include "tests/server/lent_fabric.h"
 #include "tests/transport/harness.h"
 
@@ -79,10 +81,12 @@ class TierLinksOver : public ::testing::TestWithParam<std::string> {
     ASSERT_TRUE(links.ok()) << links.status();
     links_ = *std::move(links);
   }
-  std::unique_ptr<transport::Link> Connect(uint64_t epoch) {
+  // `held`: the SHA-256 of the model that the child says it has.
+  std::unique_ptr<transport::Link> Connect(uint64_t epoch, const std::string& held = "") {
     v1::TierHello hello;
     hello.set_id("rack");
     hello.set_epoch(epoch);
+    hello.set_held_sha256(held);
     transport::LinkOptions options;
     options.name = "rack";
     options.hello = hello.SerializeAsString();
@@ -102,11 +106,28 @@ class TierLinksOver : public ::testing::TestWithParam<std::string> {
     return TierLinks::StartOver({std::make_unique<LentFabric>(&verbs_->server()), config_.listen},
                                 config_, "root", &handler_);
   }
-  void SendModel(uint64_t epoch) {
+  void SendModel(uint64_t epoch, uint64_t version = 1) {
+    links_->SendModel("rack", epoch, Model(version));
+  }
+  static std::shared_ptr<const ModelVersion> Model(uint64_t version) {
     auto layout = aggregation::ModelLayout::Create(
         {{"w", {3}, aggregation::DType::kF32, aggregation::Policy::kMean}});
-    ASSERT_TRUE(layout.ok());
-    links_->SendModel("rack", epoch, ModelVersion::Make(1, *layout, std::vector<uint8_t>(12, 7)));
+    return ModelVersion::Make(version, *layout,
+                              std::vector<uint8_t>(12, static_cast<uint8_t>(version)));
+  }
+  // The version of the model that comes next, its bytes read.
+  static uint64_t NextModel(transport::Link& link) {
+    StreamReader reader;
+    v1::ModelStreamHeader header;
+    while (true) {
+      const auto chunk = link.Receive(Soon());
+      EXPECT_TRUE(chunk.ok()) << chunk.status();
+      if (!chunk.ok()) return 0;
+      const auto got = reader.Feed(*chunk);
+      EXPECT_TRUE(got.ok()) << got.status();
+      if (!got.ok() || *got == StreamReader::Got::kData) return header.version();
+      EXPECT_TRUE(header.ParseFromString(reader.header()));
+    }
   }
 
   NoPartials handler_;
@@ -117,9 +138,11 @@ class TierLinksOver : public ::testing::TestWithParam<std::string> {
 };
 
 TEST_P(TierLinksOver, NewerLifeReplacesTheOldLinkAtOnce) {
+  links_->Expect("rack", 1);
   auto old = Connect(1);
   SendModel(1);
   ASSERT_TRUE(old->Receive(Soon()).ok());  // it is known by now
+  links_->Expect("rack", 2);
   auto fresh = Connect(2);
   absl::Status ended;
   while (ended.ok()) ended = old->Receive(Soon()).status();
@@ -131,6 +154,7 @@ TEST_P(TierLinksOver, NewerLifeReplacesTheOldLinkAtOnce) {
 }
 
 TEST_P(TierLinksOver, LateHelloOfAnEarlierLifeChangesNothing) {
+  links_->Expect("rack", 5);
   auto current = Connect(5);
   SendModel(5);
   ASSERT_TRUE(current->Receive(Soon()).ok());
@@ -145,6 +169,61 @@ TEST_P(TierLinksOver, LateHelloOfAnEarlierLifeChangesNothing) {
     ASSERT_TRUE(chunk.ok()) << chunk.status();
     header = chunk->tag().index == 0;
   }
+}
+
+TEST_P(TierLinksOver, AModelWhoseLinkBreaksOnItsWayGoesOverTheNext) {
+  links_->Expect("rack", 1);
+  auto broken = Connect(1);
+  SendModel(1);
+  broken->Cancel("the test cuts it");  // nothing of the model was read
+  auto next = Connect(1);
+  EXPECT_EQ(NextModel(*next), 1u);
+}
+
+TEST_P(TierLinksOver, AModelThatTheChildHoldsIsNotSentOverTheNextLink) {
+  links_->Expect("rack", 1);
+  auto broken = Connect(1);
+  SendModel(1, 1);
+  EXPECT_EQ(NextModel(*broken), 1u);
+  broken->Cancel("the test cuts it");
+  auto next = Connect(1, Model(1)->sha256);
+  SendModel(1, 2);
+  EXPECT_EQ(NextModel(*next), 2u);
+}
+
+TEST_P(TierLinksOver, AModelOfAnEarlierLifeIsNotSentToTheNext) {
+  links_->Expect("rack", 1);
+  auto broken = Connect(1);
+  SendModel(1, 1);
+  EXPECT_EQ(NextModel(*broken), 1u);
+  links_->Expect("rack", 2);
+  auto next = Connect(2);
+  SendModel(2, 2);
+  EXPECT_EQ(NextModel(*next), 2u);
+}
+
+// As whoever has seen its name might send, or a mistake: an epoch beyond all others.
+TEST_P(TierLinksOver, ALinkWithoutASessionIsDroppedAndKeepsNobodyOut) {
+  auto stranger = Connect(std::numeric_limits<uint64_t>::max());
+  EXPECT_EQ(stranger->Receive(Soon()).status().code(), absl::StatusCode::kUnavailable);
+  links_->Expect("rack", 1);
+  auto link = Connect(1);
+  auto again = Connect(std::numeric_limits<uint64_t>::max());
+  EXPECT_EQ(again->Receive(Soon()).status().code(), absl::StatusCode::kUnavailable);
+  SendModel(1);
+  EXPECT_EQ(NextModel(*link), 1u);
+}
+
+TEST_P(TierLinksOver, AfterItsSessionTheLinksOfAChildAreDropped) {
+  links_->Expect("rack", 1);
+  auto link = Connect(1);
+  SendModel(1);
+  EXPECT_EQ(NextModel(*link), 1u);
+  links_->Drop("rack", 1);
+  absl::Status ended;
+  while (ended.ok()) ended = link->Receive(Soon()).status();
+  auto late = Connect(1);
+  EXPECT_EQ(late->Receive(Soon()).status().code(), absl::StatusCode::kUnavailable);
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, TierLinksOver, ::testing::ValuesIn(TransportKinds()),
