@@ -23,14 +23,14 @@ DownloadReactor* DownloadReactor::Start(DoorState* door, const grpc::ByteBuffer*
   auto model = door->shelf->Current();
   if (!parsed || model == nullptr ||
       (!wanted.sha256().empty() && wanted.sha256() != model->sha256)) {
-    auto* reactor = new DownloadReactor(door, nullptr, "");
+    auto* reactor = new DownloadReactor(door, nullptr, {});
     reactor->Finish(
         parsed ? grpc::Status(grpc::StatusCode::NOT_FOUND,
                               "that model is not the current one; wait for the next task")
                : grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "not a DownloadRequest"));
     return reactor;
   }
-  auto* reactor = new DownloadReactor(door, model, wanted.held_sha256());
+  auto* reactor = new DownloadReactor(door, model, wanted);
   v1::DownloadResponse head;
   *head.mutable_header() = reactor->header_;
   reactor->message_ = ToByteBuffer(head);
@@ -39,11 +39,11 @@ DownloadReactor* DownloadReactor::Start(DoorState* door, const grpc::ByteBuffer*
 }
 
 DownloadReactor::DownloadReactor(DoorState* door, std::shared_ptr<const ModelVersion> model,
-                                 const std::string& held_sha256)
-    : door_(door), model_(std::move(model)) {
+                                 const v1::DownloadRequest& wanted)
+    : door_(door), model_(std::move(model)), id_(wanted.id()) {
   if (model_ == nullptr) return;
   // What was never published, or is too old, is no step's base: the whole model it is.
-  const auto steps = StepsFrom(*model_, held_sha256);
+  const auto steps = StepsFrom(*model_, wanted.held_sha256());
   header_.set_version(model_->version);
   header_.set_sha256(model_->sha256);
   header_.set_layout_hash(model_->layout->hash());
@@ -96,8 +96,9 @@ void DownloadReactor::Next() {
   }
   door_->counters.downloads += 1;
   door_->counters.saved_bytes += model_->bytes.size() - header_.bytes();
-  door_->counters.download_nanos += absl::ToInt64Nanoseconds(MonotonicNow() - started_);
-  door_->handler->OnDownloaded();
+  const absl::Duration took = MonotonicNow() - started_;
+  door_->counters.download_nanos += absl::ToInt64Nanoseconds(took);
+  door_->handler->OnDownloaded(id_, took);
   Finish(grpc::Status::OK);
 }
 

@@ -123,10 +123,11 @@ class DownloadReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
  private:
   // The model's own bytes, or those of the steps from what the client holds.
   DownloadReactor(DoorState* door, std::shared_ptr<const ModelVersion> model,
-                  const std::string& held_sha256);
+                  const v1::DownloadRequest& wanted);
   void Next();
   DoorState* door_;
   std::shared_ptr<const ModelVersion> model_;  // keeps the data alive
+  std::string id_;                             // of the client, as it says
   std::vector<ByteSpan> data_;                 // what is left to send
   size_t next_ = 0;                            // of data_
   v1::ModelHeader header_;

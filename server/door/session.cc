@@ -4,15 +4,19 @@
 
 #include "aggregation/round.h"
 #include "base/status.h"
+#include "server/claim_messages.h"
 #include "server/door/reactors.h"
 
 namespace tributary::server::door {
 namespace {
 
+using aggregation::kMostClaims;
 using aggregation::kMostIdBytes;
 
 // A healthy peer reads a task and an outcome a round; this many unread means that it does not read.
 constexpr size_t kMostQueued = 64;
+// But an aggregator's claims are answered at once, whatever their number.
+static_assert(kMostClaims * (kMostIdBytes + kBesideAnId) / kMostIdsInMessage < kMostQueued - 16);
 }  // namespace
 
 SessionReactor* SessionReactor::Start(DoorState* door, grpc::CallbackServerContext* context) {
