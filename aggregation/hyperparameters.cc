@@ -24,7 +24,7 @@ struct Rule {
   const char* range;
   bool (*good)(double);  // NaN fails every comparison, and so every rule
 };
-constexpr std::array<Rule, 10> kRules = {
+constexpr std::array<Rule, 11> kRules = {
     {{"batch_size", "a whole number from 0 (all examples) to 2^30",
       [](double v) { return WholeWithin(v, 0, kMaxBatch); }},
      {"feddyn", "0 to 1e6", NotNegative},
@@ -35,6 +35,7 @@ constexpr std::array<Rule, 10> kRules = {
      {"momentum", "0 or more, below 1", [](double v) { return v >= 0 && v < 1; }},
      {"mu", "0 to 1e6", NotNegative},
      {"scaffold", "0 or 1", [](double v) { return v == 0 || v == 1; }},
+     {"seconds", "above 0, at most 1e9", [](double v) { return v > 0 && v <= 1e9; }},
      {"weight_decay", "0 to 1e6", NotNegative},
      {"work", "above 0, at most 1", [](double v) { return v > 0 && v <= 1; }}}};
 

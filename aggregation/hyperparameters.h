@@ -9,7 +9,8 @@
 namespace tributary::aggregation {
 
 // lr (0, 1e6], momentum [0, 1), weight_decay, mu and feddyn [0, 1e6], local_epochs 1..10,000,
-// batch_size 0..2^30 (0: all examples in one step), work (0, 1], fednova and scaffold 0 or 1.
+// batch_size 0..2^30 (0: all examples in one step), work (0, 1], seconds (0, 1e9],
+// fednova and scaffold 0 or 1.
 // INVALID_ARGUMENT: a name that is not known, with those that are, or a value out of its range, NaN
 // among them.
 absl::Status CheckHyperparameter(const std::string& name, double value);

@@ -2,6 +2,7 @@
 // says how each ended. No LibTorch in it. gRPC is inside; one Client is one federated client.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -61,6 +62,7 @@ struct TrainTask {
   // What TrainResult::memory_steps of the rounds that counted have left of each tensor, or empty:
   // nothing yet, which is zeros. Valid during Train.
   std::vector<std::span<const float>> memory = {};
+  std::chrono::steady_clock::time_point received = {};  // when the task came
 };
 
 // What training yields. The deltas are encoded by the SDK with the round's codec.

@@ -162,17 +162,7 @@ void Collector::SendTask(const std::string& id) {
     const uint64_t all = spec_.admit_weight() > 0 ? spec_.admit_weight() : grid_.max_weight;
     const uint64_t share = aggregation::WeightShare(
         all, child.examples * unit, census.examples * unit, groups + (alone > 0 ? 1 : 0));
-    // One that joined since has no share of a fixed count: it sits this round out.
-    const auto own = shares_.find(id);
-    if (spec_.cohort_count() > 0) {
-      task->mutable_spec()->set_cohort_count(own == shares_.end() ? 0 : own->second.count);
-      task->mutable_spec()->set_target(own == shares_.end() ? 0 : own->second.target);
-      task->mutable_spec()->set_cohort_fraction(0);
-    }
-    // Its share of what the round needs, before which it must not be in a hurry.
-    task->mutable_spec()->set_minimum(
-        own == shares_.end() ? 1
-                             : static_cast<uint32_t>(std::max<uint64_t>(1, own->second.minimum)));
+    TakeShare(id, task->mutable_spec());
     task->mutable_spec()->set_admit_weight(std::min(all, share));
     if (spec_.has_asynchronous())
       task->mutable_spec()->mutable_asynchronous()->set_concurrency(ConcurrencyOf(id));
@@ -184,6 +174,10 @@ void Collector::SendTask(const std::string& id) {
     task->mutable_spec()->clear_admit_weight();
     if (const double work = stragglers_.Work(id); work < 1 && spec_.kind() == v1::TRAIN) {
       (*task->mutable_spec()->mutable_hyperparameters())["work"] = work;
+    }
+    const double seconds = stragglers_.Seconds(id, loop_->Now() - started_, left);
+    if (seconds > 0 && spec_.kind() == v1::TRAIN) {
+      (*task->mutable_spec()->mutable_hyperparameters())["seconds"] = seconds;
     }
     if (!holds) {
       const SentBytes put = PutModel(*model_, child.held_sha256, kInlineModelBytes, task);

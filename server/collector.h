@@ -157,13 +157,14 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   void OnUploadComplete(std::shared_ptr<Upload> upload,
                         std::shared_ptr<const aggregation::EncodedUpdate> update) override;
   void OnUploadFailed(std::shared_ptr<Upload> upload, aggregation::Refusal refusal) override;
-  void OnDownloaded() override;
+  void OnDownloaded(const std::string& id, absl::Duration took) override;
   // TierHandler
   void OnPartialStart(std::shared_ptr<IncomingPartial> partial) override;
   void OnPartialComplete(std::shared_ptr<IncomingPartial> partial) override;
   void OnPartialBroken(std::shared_ptr<IncomingPartial> partial, absl::Status why) override;
   void OnPartialBad(const std::string& id, uint64_t epoch, std::shared_ptr<IncomingPartial> partial,
                     absl::Status why) override;
+  void OnModelSent(const std::string& id, absl::Duration took) override;
 
  private:
   struct Child {
@@ -221,7 +222,8 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   }
   void Message(const std::shared_ptr<Session>& session, const v1::SessionRequest& message);
   void Report(const std::string& id, Child& child, const v1::Report& report);
-  void End(const std::shared_ptr<Session>& session);
+  // `for_good`: it has said that it leaves, and need not be awaited.
+  void End(const std::shared_ptr<Session>& session, bool for_good = false);
   void UploadStart(const std::shared_ptr<Upload>& upload);
   bool TakeUpload(const std::shared_ptr<Upload>& upload);  // false: answered, or held
   void UploadComplete(const std::shared_ptr<Upload>& upload,
@@ -246,10 +248,11 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   void Enter(const std::string& id, const Child& child);  // a round that runs
   bool MustClaim(const std::string& id, const Child& child) const;
   void Claim(const std::vector<std::string>& ids, bool late);
+  void SendUp(v1::Claims claims);
   void ClaimLate(const std::vector<std::string>& ids);
   void ClaimedBelow(const std::string& id, const Child& child, const v1::Claims& claims);
   void AnswerClaims(const aggregation::Action& action);
-  void SendClaims(const std::string& child, const v1::ClaimsAnswer& answer);
+  void SendClaims(const std::string& child, v1::ClaimsAnswer answer);
   void Granted(const std::string& id);
   void Admit(const std::string& id, bool late);
   void Taken(const std::string& id);
@@ -276,13 +279,16 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   void TakeHeld();
   aggregation::RoundMachine::Member MemberOf(const std::string& id, const Child& child) const;
   aggregation::RoundPlan PlanOf(const v1::RoundSpec& spec, uint32_t minimum) const;
-  // This node's clients' shares of the spec's cohort count, target and minimum, or a child's.
+  // This node's clients' shares of the spec's cohort count, target, minimum and maximum, or a
+  // child's.
   struct Shares {
     uint64_t count = 0;
     uint64_t target = 0;
     uint64_t minimum = 0;
+    uint64_t maximum = 0;
   };
   void SplitCohort();
+  void TakeShare(const std::string& id, v1::RoundSpec* spec) const;  // an aggregator's of the spec
   void Act(const std::vector<aggregation::Action>& actions);
   // collector_grants.cc: whose upload is read when.
   void Offered(const std::string& id, const Child& child, const v1::Offer& offer);
@@ -295,7 +301,7 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   void Tell(Ask* ask);                     // its client that it may send
   void EndOfferOf(const std::string& id);  // one that is not an upload yet
   void SettleOffers();                     // the round has closed
-  void TakeParkedOffers();                 // the next has begun
+  void TakeParkedOffers();                 // the next has begun, or the second sum
   uint64_t MostEncodedBytes() const;
   void SeenUpload();
   // collector_async.cc: an asynchronous run's buffers in place of its rounds. Where there is no
@@ -370,11 +376,13 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   GrantPacer pacer_;
   std::map<uint64_t, Ask> asks_;                       // by the pacer's key
   absl::flat_hash_map<std::string, uint64_t> offers_;  // of asks_, without an upload, by client
-  std::map<std::string, Ask> parked_;  // offers of a closed round that may count in the next
+  // Offers of a closed round that may count in the next, or in the second sum.
+  std::map<std::string, Ask> parked_;
   EventLoop::TimerId grant_timer_ = 0;
   uint64_t offers_seen_ = 0, unused_grants_ = 0;  // in this round
   std::vector<std::shared_ptr<Upload>> held_;     // see MayCarry; one a client
   std::map<std::string, Shares> shares_;          // by aggregator; "": the clients here
+  uint64_t spare_maximum_ = 0;                    // an aggregator's that has come since
   EventLoop::TimerId timer_ = 0;
   bool closed_reported_ = false;
 

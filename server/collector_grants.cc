@@ -46,7 +46,9 @@ void Collector::Offered(const std::string& id, const Child& child, const v1::Off
     return;
   }
   SeenUpload();
-  stragglers_.OfferSeen(id, loop_->Now());
+  if (async_ != nullptr || machine_->AnswerOf(id) != aggregation::Answer::kGone) {
+    stragglers_.OfferSeen(id, loop_->Now());
+  }
   ++offers_seen_;
   const uint64_t key = pacer_.Ask(ask.bytes);
   asks_[key] = std::move(ask);
@@ -206,10 +208,13 @@ void Collector::SettleOffers() {
   }
 }
 
+// Of this round, or of one whose update is still owed; who was late for any other has learnt so,
+// and must not be given a place that it will not use.
 void Collector::TakeParkedOffers() {
   for (auto& [id, ask] : std::exchange(parked_, {})) {
     const auto child = children_.find(id);
     if (child == children_.end() || child->second.epoch != ask.epoch) continue;
+    if (ask.round != spec_.round() && ask.round != child->second.owes) continue;
     v1::Offer offer;
     offer.set_round(ask.round);
     offer.set_encoded_bytes(ask.bytes);

@@ -179,6 +179,8 @@ void Collector::Message(const std::shared_ptr<Session>& session,
   } else if (message.has_leave()) {
     spdlog::info("\"{}\" leaves: {}", it->first, Words(message.leave().reason()));
     session->Finish();
+    // A rack's clients may be with it again in its next life, as after a kill.
+    End(session, !child.aggregator);
   }
 }
 
@@ -217,7 +219,7 @@ void Collector::Report(const std::string& id, Child& child, const v1::Report& re
   Act(machine_->Reported(id, child.epoch, clients, loop_->Now()));
 }
 
-void Collector::End(const std::shared_ptr<Session>& session) {
+void Collector::End(const std::shared_ptr<Session>& session, bool for_good) {
   std::erase(waiting_joins_, session);
   const auto it = children_.find(session->join().id());
   if (it == children_.end() || it->second.session != session) return;
@@ -228,7 +230,7 @@ void Collector::End(const std::shared_ptr<Session>& session) {
   children_.erase(it);
   spdlog::debug("session of \"{}\" ended", id);
   if (async_ != nullptr) ActAsync(async_->Left(id, epoch, loop_->Now()));
-  if (machine_ != nullptr) Act(machine_->Left(id, epoch, loop_->Now()));
+  if (machine_ != nullptr) Act(machine_->Left(id, epoch, loop_->Now(), for_good));
   callbacks_.members_changed();
 }
 

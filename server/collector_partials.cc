@@ -57,6 +57,10 @@ void Collector::OnPartialBad(const std::string& id, uint64_t epoch,
   });
 }
 
+void Collector::OnModelSent(const std::string& id, absl::Duration took) {
+  loop_->Post([this, id, took] { stragglers_.Downloaded(id, took); });
+}
+
 bool Collector::Holds(uint64_t ticket, const std::shared_ptr<IncomingPartial>& partial) const {
   const auto it = tickets_.find(ticket);
   return it != tickets_.end() && it->second.partial == partial;

@@ -7,6 +7,7 @@
 
 #include "aggregation/cohort.h"
 #include "base/status.h"
+#include "server/claim_messages.h"
 #include "server/collector.h"
 
 namespace tributary::server {
@@ -25,6 +26,19 @@ bool Collector::MustClaim(const std::string& id, const Child& child) const {
 }
 
 void Collector::Enter(const std::string& id, const Child& child) {
+  if (machine_->Crowded() && !machine_->Knows(id)) {
+    spdlog::warn(
+        "\"{}\" came when as many had left round {} as it remembers: it sits the round out", id,
+        spec_.round());
+    return;
+  }
+  if (callbacks_.claim != nullptr && !claims_allowed_ && spec_.kind() == v1::TRAIN &&
+      !machine_->Knows(id)) {
+    spdlog::info(
+        "\"{}\" came while this rack runs rounds of its own, in which nobody is claimed: where "
+        "another rack counts it too, the later of the two racks' sums is refused",
+        id);
+  }
   aggregation::RoundMachine::Member member = MemberOf(id, child);
   member.unclaimed = MustClaim(id, child);
   if (member.unclaimed && ClaimsFull() && !claims_.clients.contains(id)) {
@@ -52,17 +66,22 @@ void Collector::Enter(const std::string& id, const Child& child) {
 
 void Collector::Claim(const std::vector<std::string>& ids, bool late) {
   v1::Claims claims;
-  claims.set_round(spec_.round());
   for (const std::string& id : ids) {
     claims.add_clients(id);
     claims_.clients.emplace(id, ClaimState::kAsked);
     if (late) claims_.late.insert(id);
   }
   claims.set_late(late);
-  claims.set_done(claims_.done_told);
   claims.set_open(claims_.open_told);
+  SendUp(std::move(claims));
+}
+
+// With all else that each message has.
+void Collector::SendUp(v1::Claims claims) {
+  claims.set_round(spec_.round());
+  claims.set_done(claims_.done_told);
   claims.set_blank(machine_->Blank());
-  callbacks_.claim(claims);
+  for (const v1::Claims& message : InMessages(std::move(claims))) callbacks_.claim(message);
 }
 
 void Collector::ClaimLate(const std::vector<std::string>& ids) {
@@ -91,11 +110,8 @@ void Collector::ClaimAgain() {
   }
   for (v1::Claims* claims : {&awaited, &late}) {
     if (claims->clients().empty()) continue;
-    claims->set_round(spec_.round());
-    claims->set_done(claims_.done_told);
     claims->set_open(claims_.open);
-    claims->set_blank(machine_->Blank());
-    callbacks_.claim(*claims);
+    SendUp(std::move(*claims));
   }
 }
 
@@ -231,11 +247,8 @@ void Collector::TellClaims() {
   claims_.done_told = std::max(claims_.done_told, done);
   claims_.open_told = claims_.open;
   v1::Claims claims;
-  claims.set_round(spec_.round());
-  claims.set_done(claims_.done_told);
   claims.set_open(claims_.open_told);
-  claims.set_blank(machine_->Blank());
-  callbacks_.claim(claims);
+  SendUp(std::move(claims));
 }
 
 // ---- Uploads of those who are claimed
@@ -298,6 +311,7 @@ void Collector::AnswerClaims(const aggregation::Action& action) {
     answer.mutable_refused()->Assign(action.refused.begin(), action.refused.end());
   }
   answer.mutable_taken()->Assign(action.taken.begin(), action.taken.end());
+  std::vector<std::string> counted;  // of the granted, as the parent has said before
   if (!MayClaim()) {
     answer.mutable_granted()->Assign(action.granted.begin(), action.granted.end());
   } else if (!action.granted.empty()) {
@@ -309,27 +323,40 @@ void Collector::AnswerClaims(const aggregation::Action& action) {
         ask.push_back(id);
       } else if (claim->second == ClaimState::kGranted) {
         answer.add_granted(id);
+      } else if (claim->second == ClaimState::kTaken) {
+        answer.add_taken(id);
+        counted.push_back(id);
       }
     }
     if (!ask.empty()) Claim(ask, false);
+  }
+  if (!counted.empty()) {
+    loop_->Post([this, counted = std::move(counted), round = spec_.round()] {
+      for (const std::string& id : counted) {
+        if (machine_ == nullptr || spec_.round() != round) return;
+        Act(machine_->Ungrant(id, loop_->Now()));  // nobody is to wait for it
+      }
+    });
   }
   if (!answer.granted().empty() || !answer.taken().empty() || !answer.refused().empty()) {
     SendClaims(action.member, answer);
   }
 }
 
-// One message each: a session that has many unread is taken for one that does not read.
+// As few messages as may be: a session that has many unread is taken for one that does not read.
 void Collector::TellBelow() {
   for (const auto& [child, answer] : std::exchange(claims_.answers, {})) SendClaims(child, answer);
 }
 
-void Collector::SendClaims(const std::string& child, const v1::ClaimsAnswer& answer) {
+void Collector::SendClaims(const std::string& child, v1::ClaimsAnswer answer) {
   const auto it = children_.find(child);
   if (it == children_.end()) return;
-  auto response = std::make_shared<v1::SessionResponse>();
-  *response->mutable_claims() = answer;
-  response->mutable_claims()->set_round(spec_.round());
-  it->second.session->Send(std::move(response));
+  answer.set_round(spec_.round());
+  for (v1::ClaimsAnswer& message : InMessages(answer)) {
+    auto response = std::make_shared<v1::SessionResponse>();
+    *response->mutable_claims() = std::move(message);
+    it->second.session->Send(std::move(response));
+  }
 }
 
 }  // namespace tributary::server

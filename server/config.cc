@@ -250,6 +250,7 @@ void ReadStraggler(TomlReader& toml, const Config& config, StragglerConfig* s) {
   ReadIn(toml, "straggler", "quorum", &s->quorum, 1e-9, 1);
   ReadIn(toml, "straggler", "rejoin_grace_s", &s->rejoin_grace_s, 0, 1e6);
   ReadIn(toml, "straggler", "degraded_work", &s->degraded_work, 0.01, 1);
+  toml.Read("straggler", "partial_work", &s->partial_work);
   ReadOneOf(toml, "straggler", "late", &s->late, {"drop", "carry", "supplement"});
   ReadIn(toml, "straggler", "max_staleness", &s->max_staleness, 1, 1000);
   ReadIn(toml, "straggler", "supplement_wait_s", &s->supplement_wait_s, 0, 3600);
@@ -266,6 +267,9 @@ void ReadTraining(TomlReader& toml, const StragglerConfig& straggler, TrainingCo
   }
   ReadIn(toml, "training", "population_weight", &t->population_weight, 1, 0x1p46);
   const bool nova = t->values["fednova"] > 0;
+  toml.Require(nova || !straggler.partial_work, "straggler", "partial_work",
+               "[straggler] partial_work = true makes the steps of a slow client fewer, and its "
+               "update with them: set [training] fednova = 1, which evens that out");
   toml.Require(!nova || t->values["mu"] == 0, "training", "fednova",
                "[training] fednova = 1 and mu above 0 exclude each other: set one of them to 0");
   toml.Require(
@@ -311,7 +315,7 @@ void ReadAsync(TomlReader& toml, const Config& config, AsyncConfig* a) {
   }
   for (const char* key :
        {"deadline", "deadline_floor_s", "deadline_quantile", "deadline_margin", "participation",
-        "degraded_work", "late", "max_staleness", "quorum", "supplement_wait_s"}) {
+        "degraded_work", "late", "max_staleness", "partial_work", "quorum", "supplement_wait_s"}) {
     toml.Require(!toml.Has("straggler", key), "straggler", key,
                  absl::StrCat("[straggler] ", key, " does nothing with [aggregation] mode = \"",
                               mode, "\", where nobody is waited for: remove it"));

@@ -155,10 +155,11 @@ struct StragglerConfig {              // [straggler]
   double deadline_margin = 2;         // adaptive: times that; 1..100
   double participation = 0.75;        // adaptive: the share wanted in; [0, 1]
   double degraded_work = 1;           // (0, 1]: of its steps, that a slow client is asked for
+  bool partial_work = false;          // who is out of time sends what it has; needs fednova
   std::string late = "drop";          // or "carry", "supplement"
   uint32_t max_staleness = 4;         // carry: rounds late at most; 1..1000
   double supplement_wait_s = 1;       // racks' second partial sums are waited for: 0..3600
-  double quorum = 1;                  // (0, 1]
+  double quorum = 1;                  // of the members that may still be accepted; (0, 1]
   double rejoin_grace_s = 5;          // a member that vanished is awaited this long
 };
 

@@ -68,7 +68,8 @@ class FrontDoorHandler {
   // Whole and valid.
   virtual void OnUploadComplete(std::shared_ptr<Upload> upload,
                                 std::shared_ptr<const aggregation::EncodedUpdate> update) = 0;
-  virtual void OnDownloaded() {}  // a model, whole
+  // A model, whole, by who says that it is this client; nobody has checked that.
+  virtual void OnDownloaded(const std::string& /*id*/, absl::Duration /*took*/) {}
   // Its content is refused (answer it), or, with an empty reason, it broke off (nobody to answer).
   virtual void OnUploadFailed(std::shared_ptr<Upload> upload, aggregation::Refusal refusal) = 0;
 };

@@ -41,8 +41,11 @@ void Collector::OnUploadFailed(std::shared_ptr<Upload> upload, aggregation::Refu
     UploadFailed(upload, refusal);
   });
 }
-void Collector::OnDownloaded() {
-  loop_->Post([this] { callbacks_.passed("download"); });
+void Collector::OnDownloaded(const std::string& id, absl::Duration took) {
+  loop_->Post([this, id, took] {
+    stragglers_.Downloaded(id, took);
+    callbacks_.passed("download");
+  });
 }
 
 // ---- Tickets

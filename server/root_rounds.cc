@@ -40,7 +40,7 @@ v1::RoundSpec Root::Spec(v1::TaskKind kind) const {
     *spec.mutable_stragglers() = StragglersProto(c_.straggler, c_.cohort);
   }
   spec.set_deadline_ms(static_cast<uint64_t>(c_.straggler.deadline_s * 1000));
-  spec.set_minimum(c_.cohort.minimum);
+  spec.set_minimum(Minimum(kind));
   spec.set_maximum(c_.cohort.maximum);
   spec.set_quorum(c_.straggler.quorum);
   // In the grid's units, as all weights on the wire. The proof has room for it: it is at most the
@@ -52,14 +52,17 @@ v1::RoundSpec Root::Spec(v1::TaskKind kind) const {
   return spec;
 }
 
+// Where the cohort is a fraction of the clients, the config's minimum says how many must be there
+// before a round starts; the cohort may be smaller, and has to have one update.
+uint32_t Root::Minimum(v1::TaskKind kind) const {
+  return kind == v1::TRAIN && c_.cohort.fraction >= 1 ? c_.cohort.minimum : 1;
+}
+
 void Root::StartRound(v1::TaskKind kind) {
   round_started_ = loop_.Now();
   spec_ = Spec(kind);
-  // A cohort that is a fraction of the clients has a minimum of its own size: it is 1 to the
-  // machine, the config's minimum says how many must be present.
-  const uint32_t minimum = kind == v1::TRAIN && c_.cohort.fraction >= 1 ? c_.cohort.minimum : 1;
   const absl::Status status = collector_->Begin(
-      spec_, grid_, minimum, absl::Seconds(c_.straggler.rejoin_grace_s), published_);
+      spec_, grid_, Minimum(kind), absl::Seconds(c_.straggler.rejoin_grace_s), published_);
   if (!status.ok()) End(v1::Stop::FAILED, Text(status), status);
 }
 

@@ -45,6 +45,7 @@ v1::Stragglers StragglersProto(const StragglerConfig& config, const CohortConfig
   proto.set_floor_ms(static_cast<uint64_t>(config.deadline_floor_s * 1000));
   proto.set_participation(config.participation);
   proto.set_degraded_work(config.degraded_work);
+  proto.set_partial_work(config.partial_work);
   if (cohort.weighting == "inverse_probability") proto.set_most_gain(cohort.most_gain);
   proto.set_supplement_wait_ms(static_cast<uint64_t>(config.supplement_wait_s * 1000));
   return proto;
@@ -52,6 +53,7 @@ v1::Stragglers StragglersProto(const StragglerConfig& config, const CohortConfig
 
 void Stragglers::BeginRound(const v1::RoundSpec& spec) {
   const absl::Duration given = absl::Milliseconds(spec.deadline_ms());
+  measures_ = !spec.has_asynchronous();
   if (!google::protobuf::util::MessageDifferencer::Equals(policy_, spec.stragglers())) {
     policy_ = spec.stragglers();
     aggregation::DeadlineOptions options;
@@ -75,6 +77,16 @@ double Stragglers::Work(const std::string& id) const {
   return pace_.degraded(id) && policy_.degraded_work() > 0 ? policy_.degraded_work() : 1;
 }
 
+double Stragglers::Seconds(const std::string& id, absl::Duration began, absl::Duration left) const {
+  if (!policy_.partial_work() || left <= absl::ZeroDuration()) return 0;
+  // Who comes after the soft deadline has what the round is still waited for.
+  const absl::Duration soft = deadline_ - began;
+  const double time = absl::ToDoubleSeconds(soft > absl::ZeroDuration() ? soft : left);
+  // What it took to send, as far as is known; a tenth more for what is not (a guess).
+  const double upload = pace_.Quantile(id, PaceMetric::kUpload, 0.8).value_or(0);
+  return std::max(0.9 * time - upload, 0.1 * time);
+}
+
 int64_t Stragglers::Weight(const std::string& id, int64_t weight) const {
   if (!(policy_.most_gain() >= 1)) return weight;
   const double factor = participation_.Factor(id, 1 / policy_.most_gain());
@@ -82,17 +94,29 @@ int64_t Stragglers::Weight(const std::string& id, int64_t weight) const {
 }
 
 void Stragglers::TaskSent(const std::string& id, absl::Duration now) {
-  marks_[id] = {.task = now, .offer = absl::ZeroDuration(), .work = Work(id)};
+  if (!measures_) return;
+  marks_[id] = {.task = now,
+                .offer = absl::ZeroDuration(),
+                .download = absl::ZeroDuration(),
+                .work = Work(id)};
+}
+
+void Stragglers::Downloaded(const std::string& id, absl::Duration took) {
+  const auto it = marks_.find(id);
+  if (it == marks_.end()) return;
+  it->second.download += took;
+  pace_.Observe(id, PaceMetric::kDownload, absl::ToDoubleSeconds(took));
 }
 
 void Stragglers::OfferSeen(const std::string& id, absl::Duration now) {
+  if (!measures_) return;
   Mark& mark = marks_[id];
   const bool first = mark.offer == absl::ZeroDuration();
   mark.offer = now;
   if (!first) return;  // since then it has waited for this node, or sends again
-  // The model's way down is in it: the node does not see when a client has it.
   if (mark.task > absl::ZeroDuration()) {
-    pace_.Observe(id, PaceMetric::kTrain, absl::ToDoubleSeconds(now - mark.task) / mark.work);
+    const absl::Duration train = std::max(now - mark.task - mark.download, absl::ZeroDuration());
+    pace_.Observe(id, PaceMetric::kTrain, absl::ToDoubleSeconds(train) / mark.work);
   }
 }
 

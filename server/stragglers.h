@@ -49,10 +49,17 @@ class Stragglers {
   // often they are in; else `weight`. Never more than `weight`, never less than 1.
   int64_t Weight(const std::string& id, int64_t weight) const;
   const aggregation::Participation& participation() const { return participation_; }
+  const aggregation::PaceTracker& pace() const { return pace_; }
 
   // The share of its steps that it is asked for in its next task; 1: all.
   double Work(const std::string& id) const;
+  // How long it may train, from when it has its task, so that its update is in while the round is
+  // open; 0: it is not told. `began`: since the round began; `left`: of it at most.
+  double Seconds(const std::string& id, absl::Duration began, absl::Duration left) const;
+  // These of who takes part in the round alone. Of asynchronous runs they do nothing: no round ends
+  // that would forget who is gone.
   void TaskSent(const std::string& id, absl::Duration now);
+  void Downloaded(const std::string& id, absl::Duration took);  // the model
   // Its update is ready, or its upload or partial sum begins; the last of several.
   void OfferSeen(const std::string& id, absl::Duration now);
   void Whole(const std::string& id, uint64_t bytes, bool aggregator, absl::Duration now);
@@ -67,10 +74,11 @@ class Stragglers {
 
  private:
   struct Mark {
-    absl::Duration task, offer;
+    absl::Duration task, offer, download;
     double work = 1;
   };
   v1::Stragglers policy_;
+  bool measures_ = true;
   aggregation::Late late_ = aggregation::Late::kDrop;
   uint64_t max_staleness_ = 0;
   absl::Duration deadline_;

@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "base/clock.h"
 #include "base/status.h"
 #include "server/model_stream.h"
 
@@ -305,10 +306,13 @@ absl::Status TierChild::SendModelNow(const ModelVersion& model) {
   const SentBytes bytes = BytesToSend(model, held_sha256_);
   counters_->sent += bytes.sent;
   counters_->saved += bytes.saved;
+  const RealClock clock;
+  const absl::Duration began = clock.Monotonic();
   RETURN_IF_ERROR(SendModelStream(*link_, model, held_sha256_, patience_, [this] {
     std::lock_guard lock(mu_);
     return cancelled_;
   }));
+  handler_->OnModelSent(hello_.id(), clock.Monotonic() - began);
   if (hello_.takes_steps()) held_sha256_ = model.sha256;
   return absl::OkStatus();
 }

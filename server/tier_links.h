@@ -52,6 +52,8 @@ class TierHandler {
   // where it was not even a header.
   virtual void OnPartialBad(const std::string& id, uint64_t epoch,
                             std::shared_ptr<IncomingPartial> partial, absl::Status why) = 0;
+  // The child has all of a model.
+  virtual void OnModelSent(const std::string& /*id*/, absl::Duration /*took*/) {}
 };
 
 class TierLinks {

@@ -193,6 +193,7 @@ std::string Participant::WhyNotMine(const v1::RoundSpec& spec) const {
 }
 
 void Participant::Handle(v1::Task task, uint64_t sequence) {
+  const auto received = std::chrono::steady_clock::now();
   const TaskKey key = KeyOf(task.spec());
   if (mailbox_->Superseded(key)) return;
   if (const std::string why = WhyNotMine(task.spec()); !why.empty()) return Decline(key, why);
@@ -217,6 +218,7 @@ void Participant::Handle(v1::Task task, uint64_t sequence) {
     return;
   }
   TrainTask work{std::move(*task.mutable_spec()), layout_, *std::move(base)};
+  work.received = received;
   for (uint32_t t = 0; t < layout_->tensors().size(); ++t) {
     work.memory.push_back(residuals_.Committed(t, Kept::kMemory));
   }

@@ -16,6 +16,7 @@ void Set(const std::string& name, double value, Hyperparameters* out) {
   if (name == "batch_size") out->batch_size = static_cast<uint32_t>(value);
   if (name == "mu") out->mu = value;
   if (name == "work") out->work = value;
+  if (name == "seconds") out->seconds = value;
   if (name == "scaffold") out->scaffold = value == 1;
   if (name == "feddyn") out->feddyn = value;
   if (name == "fednova") out->fednova = value == 1;

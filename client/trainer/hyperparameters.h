@@ -19,6 +19,7 @@ struct Hyperparameters {
   uint32_t batch_size = 32;   // 0: all examples in one step; a partial last batch is kept
   double mu = 0;              // >= 0, FedProx (Li et al., 2020): g += mu * (w - base)
   double work = 1;            // (0, 1]: this share of the steps, rounded up, then it stops
+  double seconds = 0;         // above 0: so long after the task came it stops with what it has
   // SCAFFOLD (aggregation/variates.h), option II: g += c - c_i.
   bool scaffold = false;
   // >= 0, FedDyn's alpha (Acar et al., 2021): g += alpha * (w - base) - h_i, and then h_i -= alpha

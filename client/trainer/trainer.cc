@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <mutex>
 
@@ -134,8 +135,12 @@ absl::StatusOr<TrainResult> TorchTrainer::TrainOn(Network& network, const TrainT
   torch::manual_seed(
       PhiloxStream(SeededHash(seed, "torch", client_id_), task.spec.round()).Next64());
   const PhiloxStream order(SeededHash(seed, "shuffle", client_id_), task.spec.round());
+  const auto until = task.received + std::chrono::duration<double>(how.seconds);
+  const auto out_of_time = [&] {
+    return how.seconds > 0 && std::chrono::steady_clock::now() >= until;
+  };
   ASSIGN_OR_RETURN(const Trained trained, TrainLocally(&network, data_.train, data_.format, how,
-                                                       order, cancelled, corrections));
+                                                       order, cancelled, out_of_time, corrections));
   TrainResult result;
   result.weight = static_cast<double>(data_.train.size());
   TakeDeltas(task, match, network, &result);

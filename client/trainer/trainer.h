@@ -86,7 +86,8 @@ class TorchTrainer final : public Trainer {
   // Floats' deltas are trained - base, rounded to float; integers' the difference; SKIP tensors are
   // loaded but not sent. FAILED_PRECONDITION: the task's layout is not the model's (names, shapes,
   // dtypes; any order); CANCELLED; INVALID_ARGUMENT: hyperparameters, or torch refuses (says what);
-  // OUT_OF_RANGE: training diverged to a loss that is not finite.
+  // OUT_OF_RANGE: training diverged to a loss that is not finite. With the hyperparameter "seconds"
+  // it ends so long after the task came, after one step at least; what it has is the result.
   absl::StatusOr<TrainResult> Train(const TrainTask& task,
                                     const std::function<bool()>& cancelled) override;
   // "test_loss" and "test_accuracy" (0..1) on the client's own test examples, weighted by them.

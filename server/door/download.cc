@@ -26,7 +26,7 @@ DownloadReactor* DownloadReactor::Start(DoorState* door, grpc::CallbackServerCon
   const bool there =
       parsed && model != nullptr && (wanted.sha256().empty() || wanted.sha256() == model->sha256);
   auto reactor = std::shared_ptr<DownloadReactor>(
-      new DownloadReactor(door, context, there ? model : nullptr, wanted.held_sha256()));
+      new DownloadReactor(door, context, there ? model : nullptr, wanted));
   reactor->self_ = reactor;
   if (!there) {
     reactor->End(parsed
@@ -47,11 +47,11 @@ DownloadReactor* DownloadReactor::Start(DoorState* door, grpc::CallbackServerCon
 
 DownloadReactor::DownloadReactor(DoorState* door, grpc::CallbackServerContext* context,
                                  std::shared_ptr<const ModelVersion> model,
-                                 const std::string& held_sha256)
-    : door_(door), context_(context), model_(std::move(model)) {
+                                 const v1::DownloadRequest& wanted)
+    : door_(door), context_(context), model_(std::move(model)), id_(wanted.id()) {
   if (model_ == nullptr) return;
   // What was never published, or is too old, is no step's base: the whole model it is.
-  const auto steps = StepsFrom(*model_, held_sha256);
+  const auto steps = StepsFrom(*model_, wanted.held_sha256());
   header_.set_version(model_->version);
   header_.set_sha256(model_->sha256);
   header_.set_layout_hash(model_->layout->hash());
@@ -151,8 +151,9 @@ void DownloadReactor::Next() {
   }
   door_->counters.downloads += 1;
   door_->counters.saved_bytes += model_->bytes.size() - header_.bytes();
-  door_->counters.download_nanos += absl::ToInt64Nanoseconds(MonotonicNow() - started_);
-  door_->handler->OnDownloaded();
+  const absl::Duration took = MonotonicNow() - started_;
+  door_->counters.download_nanos += absl::ToInt64Nanoseconds(took);
+  door_->handler->OnDownloaded(id_, took);
   End(grpc::Status::OK);
 }
 

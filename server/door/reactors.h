@@ -145,12 +145,13 @@ class DownloadReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
  private:
   // The model's own bytes, or those of the steps from what the client holds.
   DownloadReactor(DoorState* door, grpc::CallbackServerContext* context,
-                  std::shared_ptr<const ModelVersion> model, const std::string& held_sha256);
+                  std::shared_ptr<const ModelVersion> model, const v1::DownloadRequest& wanted);
   void Next();
   void End(const grpc::Status& status);
   DoorState* door_;
   grpc::CallbackServerContext* context_;
   std::shared_ptr<const ModelVersion> model_;  // keeps the data alive
+  std::string id_;                             // of the client, as it says
   std::vector<ByteSpan> data_;                 // what is left to send
   size_t next_ = 0;                            // of data_
   v1::ModelHeader header_;

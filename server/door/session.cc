@@ -4,11 +4,13 @@
 
 #include "aggregation/round.h"
 #include "base/status.h"
+#include "server/claim_messages.h"
 #include "server/door/reactors.h"
 
 namespace tributary::server::door {
 namespace {
 
+using aggregation::kMostClaims;
 using aggregation::kMostIdBytes;
 
 // A healthy peer reads a task and an outcome a round; this many unread means that it does not read.
@@ -19,6 +21,8 @@ constexpr size_t kMostJoinBytes = 4096;
 // control holds the peer. Racks have more to say: claims, and words on them.
 constexpr int kMostUnhandled = 16;
 constexpr int kMostUnhandledOfARack = 256;
+// But an aggregator's claims are answered at once, whatever their number.
+static_assert(kMostClaims * (kMostIdBytes + kBesideAnId) / kMostIdsInMessage < kMostQueued - 16);
 }  // namespace
 
 SessionReactor* SessionReactor::Start(DoorState* door, grpc::CallbackServerContext* context) {

@@ -61,6 +61,7 @@ class Root final : public NodeBase {
   // root_rounds.cc
   bool asynchronous() const { return c_.aggregation.mode != "sync"; }
   v1::RoundSpec Spec(v1::TaskKind kind) const;
+  uint32_t Minimum(v1::TaskKind kind) const;  // of accepted clients
   void StartRound(v1::TaskKind kind);
   void RoundClosed(CollectedRound round) override;
   void RoundFailed(const std::string& why);

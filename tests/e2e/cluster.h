@@ -67,11 +67,11 @@ class Cluster {
               port, kind_, rounds, model_, minimum, dir_ + "/checkpoints", more));
     Serve("global");
   }
-  void Rack(const std::string& name, int port, int parent) {
+  void Rack(const std::string& name, int port, int parent, const std::string& more = "") {
     Write(name, absl::StrFormat(
                     "[node]\nname = \"%s\"\nlisten = \"127.0.0.1:%d\"\nparent = \"127.0.0.1:%d\"\n"
-                    "[transport]\nkind = \"%s\"\nlisten = \"127.0.0.1:0\"\n",
-                    name, port, parent, kind_));
+                    "[transport]\nkind = \"%s\"\nlisten = \"127.0.0.1:0\"\n%s",
+                    name, port, parent, kind_, more));
     Serve(name);
   }
   void Write(const std::string& name, const std::string& text) {

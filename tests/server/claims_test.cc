@@ -1,6 +1,7 @@
 // What a node says to claims: to those of the aggregators below, and of its parent's answers.
 #include <gmock/gmock.h>
 
+#include <set>
 #include <thread>
 
 #include "server/collector.h"
@@ -14,6 +15,8 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
+
+constexpr size_t kMostBytes = (size_t{2} << 20) - 100;  // the session's own message is around it
 
 // A node in the middle of round 1 with a rack, "rack", below it.
 class ClaimsTest : public testing::Test {
@@ -54,11 +57,12 @@ class ClaimsTest : public testing::Test {
     return session;
   }
   // The rack claims these.
-  void Claim(const std::vector<std::string>& ids) {
+  void Claim(const std::vector<std::string>& ids) { Claim(rack_, ids); }
+  void Claim(const std::shared_ptr<HeldSession>& rack, const std::vector<std::string>& ids) {
     v1::SessionRequest request;
     request.mutable_claims()->set_round(1);
     request.mutable_claims()->mutable_clients()->Assign(ids.begin(), ids.end());
-    collector_->OnMessage(rack_, request);
+    collector_->OnMessage(rack, request);
     OnLoop([] {});
   }
   // The parent's word.
@@ -108,6 +112,64 @@ TEST_F(ClaimsTest, OfARackBelowAreAnsweredInOneMessageOnceTheParentHasAnswered) 
   EXPECT_THAT(rack_->claims()[0].granted(), SizeIs(298));
   EXPECT_THAT(rack_->claims()[0].taken(), ElementsAre("c0"));
   EXPECT_THAT(rack_->claims()[0].refused(), ElementsAre("c1"));
+}
+
+// It has moved on from the rack by which it was claimed: what the parent has said still holds.
+TEST_F(ClaimsTest, OfWhoIsKnownToBeCountedAreAnsweredSoToTheNextRackToo) {
+  Start(true);
+  Claim({"c"});
+  v1::ClaimsAnswer answer;
+  answer.set_round(1);
+  answer.add_taken("c");
+  Answer(answer);
+  const auto next = Join("next rack", v1::AGGREGATOR);
+  Claim(next, {"c"});
+  EXPECT_THAT(next->claims(), IsEmpty()) << "the first may still count it, as far as is known here";
+  collector_->OnSessionEnd(rack_);
+  OnLoop([] {});
+  ASSERT_THAT(next->claims(), SizeIs(1));
+  EXPECT_THAT(next->claims()[0].taken(), ElementsAre("c"));
+  EXPECT_THAT(asked_, SizeIs(1)) << "and the parent is not asked once more";
+}
+
+// A session's message holds 2 MiB; ids of this length fill it with fewer than 10,000.
+TEST_F(ClaimsTest, OfMoreClientsThanAMessageHoldsGoUpAndDownInSeveral) {
+  Start(true);
+  std::vector<std::string> ids;
+  for (int i = 0; i < 30'000; ++i) {
+    ids.push_back(absl::StrCat(i, "-"));
+    ids.back().resize(aggregation::kMostIdBytes, 'x');
+  }
+  Claim(ids);
+  // What the parent is asked for, in messages that it takes.
+  const auto asked = [this] {
+    std::set<std::string> all;
+    for (const v1::Claims& claims : asked_) {
+      EXPECT_LE(claims.ByteSizeLong(), kMostBytes);
+      EXPECT_EQ(claims.round(), 1u);
+      all.insert(claims.clients().begin(), claims.clients().end());
+    }
+    return all;
+  };
+  const std::set<std::string> all(ids.begin(), ids.end());
+  EXPECT_THAT(asked_, SizeIs(4));
+  EXPECT_EQ(asked(), all);
+  // After a new session with it, once more.
+  asked_.clear();
+  OnLoop([this] { collector_->ClaimAgain(); });
+  EXPECT_THAT(asked_, SizeIs(4));
+  EXPECT_EQ(asked(), all);
+  v1::ClaimsAnswer answer;
+  answer.set_round(1);
+  answer.mutable_granted()->Assign(ids.begin(), ids.end());
+  Answer(answer);
+  ASSERT_THAT(rack_->claims(), SizeIs(4));
+  std::set<std::string> granted;
+  for (const v1::ClaimsAnswer& told : rack_->claims()) {
+    EXPECT_LE(told.ByteSizeLong(), kMostBytes);
+    granted.insert(told.granted().begin(), told.granted().end());
+  }
+  EXPECT_EQ(granted, all);
 }
 
 TEST_F(ClaimsTest, ThatTheParentRefusesEndTheWaitOfTheClientsUpdate) {

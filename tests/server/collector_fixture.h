@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <future>
 #include <map>
 #include <memory>
@@ -62,7 +63,8 @@ class CollectorFixture : public testing::Test {
     collector_ = std::make_unique<Collector>(
         loop_.get(), limits,
         Collector::Callbacks{.members_changed = [] {},
-                             .closed = [this](CollectedRound round) { closed_ = round; }});
+                             .closed = [this](CollectedRound round) { closed_ = round; },
+                             .claim = claim_});
     thread_ = std::thread([this] { loop_->Run(); });
     OnLoop([this] { collector_->Open("run", TestLayout()); });
   }
@@ -136,6 +138,7 @@ class CollectorFixture : public testing::Test {
   aggregation::Grid grid_ = *aggregation::ProveGrid({});
   v1::RoundSpec spec_;
   std::optional<CollectedRound> closed_;
+  std::function<void(const v1::Claims&)> claim_;  // to the parent, where there is one; before Start
   std::map<std::string, std::shared_ptr<HeldSession>> sessions_;
   std::unique_ptr<Collector> collector_;
   std::thread thread_;

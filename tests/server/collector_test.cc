@@ -131,5 +131,28 @@ TEST_F(CollectorTest, AClientsWordOnWhatOthersRefusedIsNotCounted) {
   FinishRound();
 }
 
+// Ids that come and go must not fill the memory of a long round.
+TEST_F(CollectorTest, WhoComesWhenAsManyHaveLeftAsARoundRemembersSitsItOut) {
+  const Segments segments = EncodeTest(1);
+  BeginRound(1);
+  for (uint64_t i = 0; i < aggregation::kMostAway; ++i) {
+    const auto passing = std::make_shared<HeldSession>(absl::StrCat("x", i), v1::CLIENT, kEpoch);
+    collector_->OnJoin(passing);
+    collector_->OnSessionEnd(passing);
+  }
+  Join("new");
+  const auto refused = Upload("new", segments);
+  ASSERT_TRUE(refused->answer.has_value());
+  EXPECT_EQ(refused->answer->status(), v1::UploadResponse::REJECTED);
+  EXPECT_EQ(refused->answer->reason(), "full");
+  Complete(Upload("a", segments), segments);
+  EXPECT_EQ(CloseRound().result.contributors, std::vector<std::string>{"a"});
+  FinishRound();
+  BeginRound(2);
+  Complete(Upload("new", segments), segments);
+  CloseRound();
+  FinishRound();
+}
+
 }  // namespace
 }  // namespace tributary::server

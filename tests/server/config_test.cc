@@ -112,6 +112,8 @@ TEST(ConfigTest, ReadsWhatIsWrittenAndKeepsDefaultsElsewhere) {
   EXPECT_EQ(config->training.values.at("momentum"), 0.9);
   EXPECT_EQ(config->training.values.at("batch_size"), 32);
   EXPECT_EQ(config->straggler.rejoin_grace_s, 5);
+  EXPECT_EQ(config->cohort.over_selection, 1.3);
+  EXPECT_FALSE(config->straggler.partial_work);
   EXPECT_EQ(config->where.at("node.listen"), "c.toml:3:10");
 }
 

@@ -224,6 +224,61 @@ TEST_F(GrantsTest, AnUploadOfAnotherEpochLeavesTheOfferInItsPlace) {
   EXPECT_TRUE(IsGranted("c"));
 }
 
+// ---- At a rack, whose late updates may be in its second sum
+
+class SupplementTest : public GrantsTest {
+ protected:
+  SupplementTest() {
+    claim_ = [this](const v1::Claims& claims) { claimed_.push_back(claims); };
+    StartWith(2 * TheBytes() + 1000, 60);
+  }
+  // Round 1 with a in, and closed; b, c and d had offered, and there is memory for two of them.
+  CollectedRound CloseWithThreeLate() {
+    BeginRound(1, "supplement");
+    Complete(Upload("a"));
+    for (const char* id : {"b", "c", "d"}) Offer(id);
+    EXPECT_FALSE(IsGranted("d"));
+    return CloseRound();
+  }
+  void GrantClaims(const std::vector<std::string>& ids) {
+    v1::ClaimsAnswer answer;
+    answer.set_round(1);
+    answer.mutable_granted()->Assign(ids.begin(), ids.end());
+    OnLoop([&] { collector_->ClaimsAnswered(answer); });
+  }
+
+  std::vector<v1::Claims> claimed_;
+};
+
+TEST_F(SupplementTest, AnOfferThatIsLateForTheFirstSumWaitsForTheSecond) {
+  EXPECT_EQ(CloseWithThreeLate().result.contributors, std::vector<std::string>{"a"});
+  ASSERT_FALSE(claimed_.empty());
+  EXPECT_TRUE(claimed_.back().late());
+  EXPECT_EQ(claimed_.back().clients_size(), 3);
+  EXPECT_FALSE(IsGranted("d")) << "until its claim is, it has no place";
+  GrantClaims({"b", "c", "d"});
+  EXPECT_EQ(sessions_["b"]->grants().size(), 2u) << "offered again on its behalf";
+  EXPECT_FALSE(IsGranted("d")) << "there is memory for two";
+  Complete(Upload("c"));
+  EXPECT_TRUE(IsGranted("d"));
+  Complete(Upload("d"));
+  Complete(Upload("b"));
+  OnLoop([this] { collector_->CollectSecond(); });
+  EXPECT_EQ(CloseRound().result.contributors, (std::vector<std::string>{"b", "c", "d"}));
+  FinishRound();
+}
+
+// Where there was none, they know from the outcome, and would not use a grant.
+TEST_F(SupplementTest, AnOfferThatWaitedForASecondSumHasNoPlaceInTheNextRound) {
+  CloseWithThreeLate();
+  FinishRound();
+  BeginRound(2, "supplement");
+  Offer("d");
+  Offer("a");
+  EXPECT_TRUE(IsGranted("d"));
+  EXPECT_TRUE(IsGranted("a"));
+}
+
 // ---- Over sockets
 
 class TestTrainer final : public client::Trainer {

@@ -204,6 +204,24 @@ TEST_F(NodeTest, RoundWhoseClientsAllVanishFailsAfterTheGrace) {
   EXPECT_FALSE(node.Round(0).committed);
 }
 
+// Awaited as one that vanished it would hold the round for longer than this test has patience.
+TEST_F(NodeTest, AClientThatSaysThatItLeavesIsNotAwaited) {
+  TestNode node(Config("[straggler]\nrejoin_grace_s = 600\n", 1, 1));
+  RawClient a(node.endpoint(), "a");
+  a.AwaitTask();
+  RawClient leaver(node.endpoint(), "b");
+  leaver.AwaitTask();
+  EXPECT_EQ(a.Upload(EncodeTest(1)).status(), v1::UploadResponse::ACCEPTED);
+  v1::SessionRequest request;
+  request.mutable_leave()->set_reason("shut down");
+  leaver.Send(request);
+  EXPECT_FALSE(leaver.Await([](const auto&) { return false; }).has_value()) << "its session ends";
+  const RoundReport report = node.Round(0);
+  EXPECT_TRUE(report.committed) << report.why_not;
+  EXPECT_EQ(report.collected.wait.closed_by, "answers");
+  EXPECT_EQ(report.collected.wait.gone, 1u);
+}
+
 TEST_F(NodeTest, DeadlineClosesTheRoundWithThoseThatAnswered) {
   TestNode node(Config("[straggler]\ndeadline_s = 1\n", 1, 1));
   RawClient silent(node.endpoint(), "silent");

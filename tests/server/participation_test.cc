@@ -73,5 +73,46 @@ TEST_F(ParticipationTest, NobodyGainsMoreThanIsAllowed) {
   EXPECT_EQ(reports[2].collected.result.weight, 655360u);
 }
 
+// "a" has eight examples, six of label 0 and two of label 1; "b" has 24, all of label 1.
+TEST_F(ParticipationTest, SharesOfLabelsAreOfTheExamplesOfTheCohortThatIsIn) {
+  TestNode node(Config(2, 1, "", "deadline = \"fixed\""));
+  RawClient a(node.endpoint(), "a"), b(node.endpoint(), "b");
+  const auto upload = [](const RawClient& client, double first, double second, uint64_t examples) {
+    v1::UploadHeader header = client.Header(EncodeTest(1), kExample);
+    for (const double share : {first, second}) {
+      v1::Metric* metric = header.add_metrics();
+      metric->set_name(share == first ? "label.0" : "label.1");
+      metric->set_value(share);
+      metric->set_weight(examples);
+    }
+    return header;
+  };
+  // The first round has "a" alone.
+  a.AwaitTask();
+  b.AwaitTask();
+  v1::SessionRequest request;
+  request.mutable_report()->set_round(1);
+  request.mutable_report()->set_kind(v1::TRAIN);
+  request.mutable_report()->set_declined("not now");
+  b.Send(request);
+  const Segments segments = EncodeTest(1);
+  const v1::UploadTrailer trailer = RawClient::Trailer(segments);
+  EXPECT_EQ(a.Upload(upload(a, 0.75, 0.25, 8), segments, trailer).status(),
+            v1::UploadResponse::ACCEPTED);
+  const RoundReport alone = node.Round(0);
+  EXPECT_EQ(alone.metrics.at("label.0"), 0.75);
+  EXPECT_EQ(alone.metrics.at("label.1"), 0.25);
+  // The second has both: (6 + 0) / 32 and (2 + 24) / 32.
+  a.AwaitTask();
+  b.AwaitTask();
+  EXPECT_EQ(a.Upload(upload(a, 0.75, 0.25, 8), segments, trailer).status(),
+            v1::UploadResponse::ACCEPTED);
+  EXPECT_EQ(b.Upload(upload(b, 0, 1, 24), segments, trailer).status(),
+            v1::UploadResponse::ACCEPTED);
+  const RoundReport both = node.Round(1);
+  EXPECT_EQ(both.metrics.at("label.0"), 6.0 / 32);
+  EXPECT_EQ(both.metrics.at("label.1"), 26.0 / 32);
+}
+
 }  // namespace
 }  // namespace tributary::server

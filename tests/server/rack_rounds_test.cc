@@ -1,6 +1,7 @@
 // A rack with rounds of its own, by raw clients: its numbers and outcomes, a rack that is started
 // again, and a client that moves while its rack is in the middle of them.
 #include <algorithm>
+#include <map>
 
 #include "tests/server/node_fixture.h"
 
@@ -130,6 +131,17 @@ TEST_F(RackRoundsTest, AClientThatMovesInTheMiddleCountsOnce) {
   EXPECT_EQ(std::count(contributors.begin(), contributors.end(), "m"), 1);
   EXPECT_EQ(report.collected.result.clients, contributors.size());
   EXPECT_EQ(report.collected.result.weight, 10 * contributors.size());
+  // The sum that would count it again is refused whole, and all its clients are told.
+  EXPECT_EQ(report.collected.result.rejected.at("duplicate_clients"), 1u);
+  EXPECT_EQ(contributors.size(), 2u);
+  for (auto& [id, client] : std::map<std::string, RawClient*>{{"x", &x}, {"y", &y}}) {
+    const v1::Outcome outcome = client->AwaitOutcome();
+    const bool in = std::count(contributors.begin(), contributors.end(), id) == 1;
+    EXPECT_EQ(outcome.round(), 2u);
+    EXPECT_TRUE(outcome.committed());
+    EXPECT_EQ(outcome.included(), in) << id;
+    EXPECT_EQ(outcome.reason().empty(), in) << id;
+  }
 }
 
 }  // namespace

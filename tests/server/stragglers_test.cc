@@ -60,6 +60,35 @@ TEST_F(StragglersTest, LearnsItsDeadlineAndDoesNotWaitForTheSilent) {
   EXPECT_TRUE(second.committed) << second.why_not;
 }
 
+// Four have to be there, three are asked: a round that waited for four would wait for ever.
+TEST_F(StragglersTest, ACohortSmallerThanTheMinimumLearnsItsDeadlineToo) {
+  std::vector<std::string> asked, idle;
+  for (int i = 0; asked.size() < 3 || idle.empty(); ++i) {
+    const std::string id = absl::StrCat("c", i);
+    const bool first = aggregation::InCohort(1, 1, id, 0.5);
+    const bool second = aggregation::InCohort(1, 2, id, 0.5);
+    if (first && second && asked.size() < 3) asked.push_back(id);
+    if (!first && !second && idle.empty()) idle.push_back(id);
+  }
+  TestNode node(Config(2, 4, "fraction = 0.5", "deadline_s = 600\ndeadline_floor_s = 0.4"));
+  RawClient a(node.endpoint(), asked[0]), b(node.endpoint(), asked[1]);
+  RawClient c(node.endpoint(), asked[2]), other(node.endpoint(), idle[0]);
+  for (RawClient* client : {&a, &b, &c}) client->AwaitTask();
+  for (RawClient* client : {&a, &b, &c}) {
+    EXPECT_EQ(client->Upload(EncodeTest(1), kExample).status(), v1::UploadResponse::ACCEPTED);
+  }
+  EXPECT_TRUE(node.Round(0).committed);
+  a.AwaitTask();
+  b.AwaitTask();
+  EXPECT_EQ(a.Upload(EncodeTest(2), kExample).status(), v1::UploadResponse::ACCEPTED);
+  EXPECT_EQ(b.Upload(EncodeTest(2), kExample).status(), v1::UploadResponse::ACCEPTED);
+  // "c" says nothing.
+  const RoundReport second = node.Round(1);
+  EXPECT_TRUE(second.committed) << second.why_not;
+  EXPECT_EQ(second.collected.wait.closed_by, "deadline");
+  EXPECT_EQ(second.collected.result.clients, 2u);
+}
+
 // Twelve are asked, ten of them make 0.8 and answer; the others say nothing. Without what it learns
 // within the round this test would last ten minutes.
 TEST_F(StragglersTest, TheFirstRoundDoesNotWaitForTheSilentEither) {
@@ -235,6 +264,41 @@ TEST_F(StragglersTest, HoldsOneLateUpdateOfAClientAndNoMore) {
   EXPECT_EQ(answers[1].status(), v1::UploadResponse::ACCEPTED) << answers[1].message();
 }
 
+// Nine tenths of what is left of the round, by the deadline that it has learnt.
+TEST_F(StragglersTest, TellsClientsHowLongTheyMayTrainWhereTheyMaySendWhatTheyHave) {
+  const auto seconds = [](RawClient& client) {
+    const auto& told = client.AwaitTask().spec().hyperparameters();
+    const auto it = told.find("seconds");
+    return it == told.end() ? 0 : it->second;
+  };
+  const std::string straggler = "deadline_s = 100\ndeadline_floor_s = 10\npartial_work = true\n";
+  TestNode node(Config(2, 3, "", straggler + "[training]\nfednova = 1"));
+  RawClient a(node.endpoint(), "a"), b(node.endpoint(), "b"), c(node.endpoint(), "c");
+  const Segments segments = EncodeTest(1);
+  for (RawClient* client : {&a, &b, &c}) {
+    const double first = seconds(*client);
+    EXPECT_GT(first, 50) << "the deadline is a hundred seconds";
+    EXPECT_LE(first, 90);
+    v1::UploadHeader header = client->Header(segments, kExample);
+    v1::Metric* steps = header.add_metrics();
+    steps->set_name("local_kilosteps");
+    steps->set_value(1.0 / 1024);
+    steps->set_weight(1);
+    EXPECT_EQ(client->Upload(header, segments, RawClient::Trailer(segments)).status(),
+              v1::UploadResponse::ACCEPTED);
+  }
+  EXPECT_TRUE(node.Round(0).committed) << node.Round(0).why_not;
+  const double second = seconds(a);
+  EXPECT_GT(second, 0);
+  EXPECT_LE(second, 90) << "by what it has learnt; ten seconds at least, of which nine are its";
+}
+
+TEST_F(StragglersTest, SaysNothingOfSecondsUnlessItIsAskedTo) {
+  TestNode node(Config(1, 1, "", ""));
+  RawClient a(node.endpoint(), "a");
+  EXPECT_EQ(a.AwaitTask().spec().hyperparameters().count("seconds"), 0u);
+}
+
 TEST_F(StragglersTest, RefusesConfigsThatContradictThemselves) {
   const auto error = [&](const std::string& cohort, const std::string& straggler) {
     const auto config = ParseConfig(
@@ -247,6 +311,7 @@ TEST_F(StragglersTest, RefusesConfigsThatContradictThemselves) {
   EXPECT_THAT(error("count = 5\nfraction = 0.5", ""), HasSubstr("exclude each other"));
   EXPECT_THAT(error("over_selection = 2", ""), HasSubstr("without count"));
   EXPECT_THAT(error("", "[training]\nfednova = 1\nmu = 0.1"), HasSubstr("exclude each other"));
+  EXPECT_THAT(error("", "partial_work = true"), HasSubstr("set [training] fednova = 1"));
   EXPECT_THAT(error("", "deadline = \"adaptiv\""), HasSubstr("did you mean \"adaptive\"?"));
 }
 

@@ -75,9 +75,10 @@ class LocalSgd {
     return static_cast<uint64_t>((data_.size() + batch() - 1) / batch());
   }
 
-  // One pass, of at most `steps` steps (1 or more); the mean loss over them.
-  absl::StatusOr<double> Epoch(uint64_t steps, PhiloxStream* random,
-                               const std::function<bool()>& cancelled) {
+  // One pass, of at most `steps` steps (1 or more): the mean loss over them, and how many it did.
+  absl::StatusOr<Trained> Epoch(uint64_t steps, PhiloxStream* random,
+                                const std::function<bool()>& cancelled,
+                                const std::function<bool()>& out_of_time) {
     const int64_t n = data_.size();
     const int64_t batch = this->batch();
     torch::Tensor order;
@@ -87,7 +88,8 @@ class LocalSgd {
     }
     double total = 0;
     int64_t seen = 0;
-    for (int64_t begin = 0; begin < n && steps > 0; begin += batch, --steps) {
+    uint64_t done = 0;
+    for (int64_t begin = 0; begin < n && done < steps; begin += batch) {
       if (cancelled()) return absl::CancelledError("the round is over");
       const int64_t size = std::min(batch, n - begin);
       double loss = 0;
@@ -103,8 +105,10 @@ class LocalSgd {
       }
       total += loss * static_cast<double>(size);
       seen += size;
+      ++done;
+      if (out_of_time()) break;
     }
-    return total / static_cast<double>(seen);
+    return Trained{.loss = total / static_cast<double>(seen), .steps = done};
   }
 
  private:
@@ -154,16 +158,21 @@ class LocalSgd {
 absl::StatusOr<Trained> TrainLocally(Network* network, const Examples& examples,
                                      const ImageFormat& format, const Hyperparameters& how,
                                      PhiloxStream order, const std::function<bool()>& cancelled,
+                                     const std::function<bool()>& out_of_time,
                                      const std::vector<torch::Tensor>& corrections) {
   network->SetTraining(true);
   LocalSgd sgd(network, MakeTensors(examples, format), how, corrections);
   const uint64_t an_epoch = sgd.StepsAnEpoch();
   const auto all = static_cast<double>(an_epoch * how.local_epochs);
+  const auto wanted = static_cast<uint64_t>(std::ceil(all * how.work * (1 - 1e-12)));
   Trained trained;
-  trained.steps = static_cast<uint64_t>(std::ceil(all * how.work * (1 - 1e-12)));
-  for (uint64_t left = trained.steps; left > 0; left -= std::min(left, an_epoch)) {
-    ASSIGN_OR_RETURN(trained.loss, sgd.Epoch(std::min(left, an_epoch), &order, cancelled));
-  }
+  do {
+    const uint64_t pass = std::min(wanted - trained.steps, an_epoch);
+    ASSIGN_OR_RETURN(const Trained epoch, sgd.Epoch(pass, &order, cancelled, out_of_time));
+    trained.loss = epoch.loss;
+    trained.steps += epoch.steps;
+    if (epoch.steps < pass) break;
+  } while (trained.steps < wanted && !out_of_time());
   return trained;
 }
 

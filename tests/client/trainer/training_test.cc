@@ -182,6 +182,40 @@ TEST(Training, DoesOnlyTheShareOfItsStepsThatIsAskedFor) {
   EXPECT_LT(by_hand.LargestError(Train(*trainer, task)), 1e-6);
 }
 
+// Its time is over when it begins; or it has more than it needs.
+TEST(Training, WhoIsOutOfTimeSendsWhatItHasWeighedByItsSteps) {
+  const auto data = PatternData(28, 28, 12, 0);
+  const auto trainer = MakeTrainer(MakePool("logreg"), data);
+  for (const auto& [seconds, steps] : {std::pair(1e-9, 1), std::pair(3600.0, 10)}) {
+    TrainTask task = BuiltinTask("logreg", {{"lr", 0.01},
+                                            {"batch_size", 0},
+                                            {"local_epochs", 10},
+                                            {"fednova", 1},
+                                            {"seconds", seconds}});
+    task.received = std::chrono::steady_clock::now();
+    LogRegByHand by_hand(task, data, data.train);
+    for (int step = 0; step < steps; ++step) by_hand.Step(0.01, 0, 0, 0);
+    TrainResult result = Train(*trainer, task);
+    for (auto& tensor : result.floats) {
+      for (float& delta : tensor) delta *= static_cast<float>(steps);  // what FedNova divided by
+    }
+    EXPECT_LT(by_hand.LargestError(result), 1e-6) << seconds;
+    ASSERT_EQ(result.metrics.size(), 2u);
+    EXPECT_DOUBLE_EQ(result.metrics[1].value(), steps / 1024.0);
+    EXPECT_EQ(result.metrics[1].weight(), 12u) << "it counts with all of its examples";
+  }
+}
+
+// Five batches an epoch: it stops within one.
+TEST(Training, ItsTimeIsOverInTheMiddleOfAnEpochToo) {
+  const auto data = PatternData(28, 28, 10, 0);
+  const auto trainer = MakeTrainer(MakePool("logreg"), data);
+  TrainTask task =
+      BuiltinTask("logreg", {{"lr", 0.01}, {"batch_size", 2}, {"fednova", 1}, {"seconds", 1e-9}});
+  const TrainResult result = Train(*trainer, task);
+  EXPECT_DOUBLE_EQ(result.metrics[1].value(), 1 / 1024.0);
+}
+
 TEST(Training, FedNovaDividesTheDeltaByTheNormalisedStepsAndTellsThem) {
   const auto data = PatternData(28, 28, 12, 0);
   const auto trainer = MakeTrainer(MakePool("logreg"), data);
