@@ -267,7 +267,8 @@ TEST_F(StragglersTest, HoldsOneLateUpdateOfAClientAndNoMore) {
 // Nine tenths of what is left of the round, by the deadline that it has learnt.
 TEST_F(StragglersTest, TellsClientsHowLongTheyMayTrainWhereTheyMaySendWhatTheyHave) {
   const auto seconds = [](RawClient& client) {
-    const auto& told = client.AwaitTask().spec().hyperparameters();
+    const v1::RoundSpec spec = client.AwaitTask().spec();
+    const auto& told = spec.hyperparameters();
     const auto it = told.find("seconds");
     return it == told.end() ? 0 : it->second;
   };
