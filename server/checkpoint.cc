@@ -294,6 +294,8 @@ absl::StatusOr<std::unique_ptr<CheckpointStore>> CheckpointStore::Open(const Opt
   ASSIGN_OR_RETURN(store->lock_fd_, TakeLock(store->path_));
   RemoveUnfinished(store->path_);
   auto manifest = ReadManifest(store->path_);
+  // Each life that is killed between naming its checkpoint and this would leave one more.
+  if (manifest.ok()) RemoveUnnamed(store->path_, *manifest);
   store->manifest_ = manifest.ok() ? *std::move(manifest) : Scan(store->path_);
   return store;
 }
