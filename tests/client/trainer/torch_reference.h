@@ -27,8 +27,8 @@ Weights TrainPerceptron(const Weights& start, const std::vector<float>& images,
 // submodule "head" with the parameter `bias` [10].
 void SaveScript(const std::string& path, int64_t pixels, bool double_weight);
 
-// A TorchScript file: y = x.flatten(1) @ (2 * weight).T with `weight` [10, pixels]; tied: the second
-// of the two is a submodule's, "head.weight", which is the same tensor.
+// A TorchScript file: y = x.flatten(1) @ (2 * weight).T with `weight` [10, pixels]; tied: the
+// second of the two is a submodule's, "head.weight", which is the same tensor.
 void SaveTiedScript(const std::string& path, int64_t pixels, bool tied);
 
 // The number of torch's threads, and of OpenBLAS's (1 where torch uses another library).
