@@ -13,9 +13,12 @@ using Kind = AsyncAction::Kind;
 
 // ---- Versions
 
-void AsyncMachine::Restore(const std::vector<Contribution>& counted, uint64_t version) {
+void AsyncMachine::Restore(const std::vector<Contribution>& counted, uint64_t version,
+                           uint64_t from, const std::vector<Contribution>& voided) {
   version_ = version;
-  for (const Contribution& c : counted) counted_.insert({c.base, c.id});
+  counted_from_ = from;
+  for (const Contribution& c : counted) fates_[{c.base, c.id}] = true;
+  for (const Contribution& c : voided) Void(c.id, c.base);
 }
 
 Actions AsyncMachine::Open(const AsyncPlan& plan, uint64_t version, absl::Duration now) {
@@ -31,7 +34,8 @@ Actions AsyncMachine::Open(const AsyncPlan& plan, uint64_t version, absl::Durati
   rejected_.clear();
   stale_ = 0;
   const uint64_t oldest = version_ > plan_.max_staleness ? version_ - plan_.max_staleness : 0;
-  counted_.erase(counted_.begin(), counted_.lower_bound({oldest, ""}));
+  counted_from_ = std::max(counted_from_, oldest);
+  fates_.erase(fates_.begin(), fates_.lower_bound({counted_from_, ""}));
   // Whoever had a task of an older version may have one of this.
   for (const auto& [order, id] : spent_) {
     members_.at(id).work = Work::kFree;
@@ -51,7 +55,7 @@ Actions AsyncMachine::Open(const AsyncPlan& plan, uint64_t version, absl::Durati
 
 void AsyncMachine::Settle(bool applied) {
   for (const auto& [key, contribution] : in_buffer_) {
-    if (applied) counted_.insert(key);
+    if (applied) fates_[key] = true;
     const auto it = members_.find(contribution.id);
     if (it == members_.end() || it->second.work != Work::kPending) continue;
     // Where the sum is lost, the same model may be trained from once more.
@@ -116,10 +120,26 @@ Actions AsyncMachine::Joined(const Member& member, absl::Duration now) {
     state.tasked = phase_ == Phase::kOpen && !sums_in_.contains(member.id);
     if (state.tasked) actions.push_back({Kind::kTask, member.id});
   } else {
-    state.work = Work::kPending;
-    if (!InBuffer(member.id)) SetWork(member.id, state, Work::kFree);
+    Rejoined(member.id, state, &actions);
   }
   return Advance(now, std::move(actions));
+}
+
+// The fate of what it sent before has to be known before it gets a task.
+void AsyncMachine::Rejoined(const std::string& id, State& state, Actions* actions) {
+  state.work = Work::kPending;
+  if (InBuffer(id)) return;
+  const auto it = receiving_.find(id);
+  if (it == receiving_.end()) return SetWork(id, state, Work::kFree);
+  if (attempts_.at(it->second).waits) {
+    state.base = attempts_.at(it->second).base;
+    return SetWork(id, state, Work::kOverdue);
+  }
+  // It broke off with the session. What is there of it must not become whole behind its back.
+  actions->push_back({Kind::kAbort, id, it->second});
+  attempts_.erase(it->second);
+  receiving_.erase(it);
+  SetWork(id, state, Work::kFree);
 }
 
 Actions AsyncMachine::Left(const std::string& id, uint64_t epoch, absl::Duration now) {
@@ -319,8 +339,45 @@ AsyncResult AsyncMachine::Result() const {
 
 std::vector<Contribution> AsyncMachine::Counted() const {
   std::vector<Contribution> out;
-  for (const auto& [base, id] : counted_) out.push_back({.id = id, .base = base});
+  for (const auto& [key, counted] : fates_) {
+    if (counted) out.push_back({.id = key.second, .base = key.first});
+  }
   return out;
+}
+
+std::vector<Contribution> AsyncMachine::Voided() const {
+  std::vector<Contribution> out;
+  for (const auto& [key, counted] : fates_) {
+    if (!counted) out.push_back({.id = key.second, .base = key.first});
+  }
+  return out;
+}
+
+// ---- Fates
+
+bool AsyncMachine::Counts(const Key& key) const {
+  const auto fate = fates_.find(key);
+  return in_buffer_.contains(key) || (fate != fates_.end() && fate->second);
+}
+
+bool AsyncMachine::Voided(const Key& key) const {
+  const auto fate = fates_.find(key);
+  return key.first < counted_from_ || (fate != fates_.end() && !fate->second);
+}
+
+Fate AsyncMachine::FateOf(const std::string& id, uint64_t base) const {
+  const Key key(base, id);
+  if (const auto fate = fates_.find(key); fate != fates_.end()) {
+    return fate->second ? Fate::kCounted : Fate::kNotCounted;
+  }
+  if (in_buffer_.contains(key)) return Fate::kUndecided;
+  for (const auto& [ticket, attempt] : attempts_) {
+    if (!attempt.aggregator && attempt.id == id && attempt.base == base) return Fate::kUndecided;
+    for (const Contribution& c : attempt.sum) {
+      if (c.id == id && c.base == base) return Fate::kUndecided;
+    }
+  }
+  return base < counted_from_ ? Fate::kUnknown : Fate::kNotCounted;
 }
 
 }  // namespace tributary::aggregation

@@ -19,6 +19,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/time/time.h"
+#include "aggregation/outcome_log.h"
 #include "aggregation/round.h"
 
 namespace tributary::aggregation {
@@ -91,8 +92,11 @@ class AsyncMachine {
   AsyncMachine(const AsyncMachine&) = delete;
   AsyncMachine& operator=(const AsyncMachine&) = delete;
 
-  // What the last versions up to `version` counted, from a checkpoint: before the first Open.
-  void Restore(const std::vector<Contribution>& counted, uint64_t version = 0);
+  // From a checkpoint of model `version`, before the first Open: all that was counted, or voided,
+  // of updates from version `from` on. Older ones are STALE, whatever the plan says: nobody knows
+  // whether they count already.
+  void Restore(const std::vector<Contribution>& counted, uint64_t version = 0, uint64_t from = 0,
+               const std::vector<Contribution>& voided = {});
   // A buffer opens on model `version`; what was admitted and not folded is offered again by Commit.
   Actions Open(const AsyncPlan& plan, uint64_t version, absl::Duration now);
   // The closed buffer's fate: its sum is in a committed model (which is a later version), or is
@@ -131,6 +135,11 @@ class AsyncMachine {
   Actions Refused(uint64_t ticket, const std::string& reason, absl::Duration now);  // for good
   void CountBelow(const std::map<std::string, uint64_t>& rejected, uint64_t stale);
 
+  // What became of the update of `id` from version `base`, as far as this node knows.
+  Fate FateOf(const std::string& id, uint64_t base) const;
+  // Its client has been told that it does not count: from here on it is refused.
+  void Void(const std::string& id, uint64_t base) { fates_.insert({{base, id}, false}); }
+
   Actions Timer(absl::Duration now);
   std::optional<absl::Duration> NextTimer() const;
   Actions Close(absl::Duration now);  // told: with what is there, racks' sums collected first
@@ -145,7 +154,11 @@ class AsyncMachine {
   bool Knows(const std::string& id) const { return members_.contains(id); }
   bool Holds(uint64_t ticket) const { return attempts_.contains(ticket); }
   AsyncResult Result() const;
-  std::vector<Contribution> Counted() const;    // in the last max_staleness + 1 versions' models
+  std::vector<Contribution> Counted() const;  // in models, of those from counted_from() on
+  std::vector<Contribution> Voided() const;   // likewise
+  uint64_t counted_from() const {
+    return counted_from_;
+  }                                             // the oldest version that updates may have
   std::vector<std::string> Collecting() const;  // racks whose sum is awaited, ascending
 
  private:
@@ -169,6 +182,7 @@ class AsyncMachine {
     std::string id;
     bool aggregator = false;
     bool folding = false;
+    bool waits = false;   // client: whole, for the next buffer
     uint64_t base = 0;    // client
     uint64_t weight = 0;  // client: before its staleness
     std::vector<Contribution> sum{};
@@ -178,10 +192,12 @@ class AsyncMachine {
   State* Find(const std::string& id, uint64_t epoch);
   void SetWork(const std::string& id, State& state, Work work);
   void Freed(const std::string& id, State& state, uint64_t base);
-  bool Counts(const Key& key) const { return in_buffer_.contains(key) || counted_.contains(key); }
+  bool Counts(const Key& key) const;
+  bool Voided(const Key& key) const;
   bool InBuffer(const std::string& id) const { return clients_in_buffer_.contains(id); }
   void Enter(const Contribution& contribution);
   void AbortSum(const std::string& id, Actions* actions);
+  void Rejoined(const std::string& id, State& state, Actions* actions);
   std::string CheckSum(const std::vector<Contribution>& contributions, uint64_t weight,
                        std::string* reason) const;
   Verdict CommitSum(Attempt& attempt);
@@ -224,7 +240,9 @@ class AsyncMachine {
   std::map<std::string, uint64_t> rejected_;
   uint64_t stale_ = 0;
 
-  std::set<Key> counted_;  // in committed models, as far back as an update may come from
+  // As far back as an update may come from: in committed models (true), or voided.
+  std::map<Key, bool> fates_;
+  uint64_t counted_from_ = 0;
 };
 
 }  // namespace tributary::aggregation

@@ -42,6 +42,17 @@ Admission AsyncMachine::Offer(const std::string& id, uint64_t epoch, uint64_t ba
                                     ", ", version_ - base, " behind version ", version_,
                                     "; [async] max_staleness = ", plan_.max_staleness)};
   }
+  if (Voided({base, id})) {
+    Freed(id, *state, base);
+    ++stale_;
+    return {.verdict = aggregation::Verdict::kStale,
+            .reason = "staleness",
+            .message = absl::StrCat("the update of \"", id, "\" from model version ", base,
+                                    base < counted_from_
+                                        ? absl::StrCat(" is older than version ", counted_from_,
+                                                       ", before which nobody knows what counts")
+                                        : ", which its client was told does not count")};
+  }
   if (Counts({base, id})) {
     Freed(id, *state, base);
     return {.verdict = aggregation::Verdict::kDuplicate,
@@ -91,6 +102,11 @@ std::string AsyncMachine::CheckSum(const std::vector<Contribution>& contribution
       *reason = "staleness";
       return absl::StrCat("holds an update of \"", c.id, "\" that is ", c.staleness,
                           " versions old");
+    }
+    if (Voided({c.base, c.id})) {
+      *reason = "staleness";
+      return absl::StrCat("holds the update of \"", c.id, "\" from version ", c.base,
+                          ", which can count no more");
     }
     if (Counts({c.base, c.id})) {
       *reason = "duplicate_clients";
@@ -186,7 +202,7 @@ AsyncMachine::Verdict AsyncMachine::Commit(uint64_t ticket) {
     const bool room = verdict.weight <= plan_.max_weight - std::min(weight_, plan_.max_weight);
     const auto member = members_.find(attempt.id);
     const bool present = member != members_.end() && !member->second.aggregator;
-    if (verdict.staleness > plan_.max_staleness) {
+    if (verdict.staleness > plan_.max_staleness || Voided({attempt.base, attempt.id})) {
       ++stale_;
       if (present) Freed(attempt.id, member->second, attempt.base);
     } else if (Counts({attempt.base, attempt.id})) {
@@ -202,7 +218,8 @@ AsyncMachine::Verdict AsyncMachine::Commit(uint64_t ticket) {
         SetWork(attempt.id, member->second, Work::kPending);
     }
   }
-  if (verdict.kind == Verdict::Kind::kWait) return verdict;
+  attempt.waits = verdict.kind == Verdict::Kind::kWait;
+  if (attempt.waits) return verdict;
   receiving_.erase(attempt.id);
   if (verdict.kind == Verdict::Kind::kFold) {
     children_.insert(attempt.id);

@@ -60,9 +60,12 @@ void Collector::Open(const std::string& run,
   for (auto& session : waiting) Join(std::move(session));
 }
 
-void Collector::SetLastOutcome(uint64_t round, std::map<std::string, uint32_t> children) {
+void Collector::SetLastOutcome(uint64_t round, std::map<std::string, uint32_t> children,
+                               std::span<const std::string> clients) {
   last_round_ = round;
   last_children_ = std::move(children);
+  outcomes_.Begin(round);
+  outcomes_.Committed(round, clients);
 }
 
 Collector::Census Collector::Count() const {
@@ -349,57 +352,72 @@ v1::Outcome Collector::OutcomeFor(const std::string& id, uint32_t parts) const {
   return outcome;
 }
 
-void Collector::Finish(bool committed, bool included, const std::string& why_not, uint32_t parts,
-                       bool parent_included) {
-  if (buffering_) return FinishBuffer(committed, included, why_not);
-  if (machine_ == nullptr) return;
-  if (spec_.kind() == v1::TRAIN) {
-    const aggregation::RoundResult result = machine_->Result();
-    for (auto& [id, child] : children_) {
-      const Answer answer = machine_->AnswerOf(id);
-      const auto claim = claims_.clients.find(id);
-      const bool elsewhere = claim != claims_.clients.end() && claim->second == ClaimState::kTaken;
-      if (answer == Answer::kGone && machine_->PartsOf(id, parts) == 0 && !elsewhere) {
-        continue;  // no part in it
-      }
-      // Our sum of this round is in the model that the next rounds are trained from, so the root
-      // announces them after all who were here when it was closed.
-      if (included && child.closed_round == spec_.round()) child.settled = true;
-      child.owes = machine_->OwedRound(id);
-      if (child.owes > 0) continue;  // its part is not over
-      v1::Outcome outcome = OutcomeFor(id, parts);
-      outcome.set_committed(committed);
-      outcome.set_sum_included(committed && included && parent_included);
-      if (elsewhere) {
-        outcome.set_included(committed && parent_included);
-        outcome.clear_reason();
-      } else if (!included && outcome.included()) {
-        outcome.clear_parts();
-        outcome.set_included(false);
-        outcome.set_reason(why_not);
-      }
-      auto response = NewResponse();
-      *response->mutable_outcome() = outcome;
-      child.session->Send(std::move(response));
-    }
-    if (committed) {
-      last_round_ = spec_.round();
-      last_children_.clear();
-      for (const std::string& id : result.children) {
-        const uint32_t in = included ? machine_->PartsOf(id, parts) : 0;
-        if (in > 0) last_children_[id] = in;
-      }
-      for (const auto& [id, state] : claims_.clients) {
-        if (state == ClaimState::kTaken && parent_included) last_children_[id] = 1;
-      }
-    }
+void Collector::FinishRound(const Ending& ending) {
+  const aggregation::RoundResult result = machine_->Result();
+  if (ending.committed && ending.included) {
+    outcomes_.Committed(spec_.round(), result.contributors);
   }
+  for (auto& [id, child] : children_) {
+    const Answer answer = machine_->AnswerOf(id);
+    const auto claim = claims_.clients.find(id);
+    const bool elsewhere = claim != claims_.clients.end() && claim->second == ClaimState::kTaken;
+    // It came within the round, and the parent has not said whether it is counted already.
+    const bool unsure = claim != claims_.clients.end() && !elsewhere &&
+                        claim->second != ClaimState::kGranted;
+    if (answer == Answer::kGone && machine_->PartsOf(id, ending.parts) == 0 && !elsewhere) {
+      continue;  // no part in it
+    }
+    // Our sum of this round is in the model that the next rounds are trained from, so the root
+    // announces them after all who were here when it was closed.
+    if (ending.included && child.closed_round == spec_.round()) child.settled = true;
+    child.owes = machine_->OwedRound(id);
+    if (child.owes > 0) continue;  // its part is not over
+    v1::Outcome outcome = OutcomeFor(id, ending.parts);
+    outcome.set_committed(ending.committed);
+    outcome.set_sum_included(ending.committed && ending.included && ending.parent_included);
+    const bool in_sum = outcome.included();
+    if (elsewhere) {
+      outcome.set_included(ending.committed && ending.parent_included);
+      outcome.clear_reason();
+    } else if (!ending.included && in_sum) {
+      outcome.clear_parts();
+      outcome.set_included(false);
+      outcome.set_reason(ending.why_not);
+    } else if (!in_sum && !child.aggregator && ending.included &&
+               outcomes_.Of(id, outcome.round()) == aggregation::Fate::kCounted) {
+      outcome.set_included(true);  // through an aggregator that it was with before
+      outcome.clear_reason();
+    }
+    if (callbacks_.inquire != nullptr && !child.aggregator && !outcome.included()) {
+      outcome.set_ask(unsure || (in_sum && !ending.known) || (elsewhere && !ending.known));
+    }
+    auto response = NewResponse();
+    *response->mutable_outcome() = outcome;
+    child.session->Send(std::move(response));
+  }
+  if (!ending.committed) return;
+  last_round_ = spec_.round();
+  last_children_.clear();
+  for (const std::string& id : result.children) {
+    const uint32_t in = ending.included ? machine_->PartsOf(id, ending.parts) : 0;
+    if (in > 0) last_children_[id] = in;
+  }
+  for (const auto& [id, state] : claims_.clients) {
+    if (state == ClaimState::kTaken && ending.parent_included) last_children_[id] = 1;
+  }
+}
+
+void Collector::Finish(const Ending& ending) {
+  if (buffering_) return FinishBuffer(ending);
+  if (machine_ == nullptr) return;
+  if (spec_.kind() == v1::TRAIN) FinishRound(ending);
   machine_.reset();
   if (!claims_.clients.empty()) {  // whose claims were not answered
     for (const auto& upload : std::exchange(held_, {})) UploadStart(upload);
   }
   // Of an asynchronous run they outlive its evaluations.
   while (async_ == nullptr && !tickets_.empty()) EndTicket(tickets_.begin()->first);
+  ResolveAll(false);
   Rearm();
 }
 
@@ -429,6 +447,7 @@ void Collector::Sweep() {
       stalled.push_back(ticket);
     }
   }
+  ResolveAll(false);
   for (const uint64_t ticket : stalled) {
     const auto upload = tickets_[ticket].upload;
     spdlog::warn("the upload of \"{}\" has not moved for {:.0f} s: broken off",

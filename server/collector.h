@@ -16,6 +16,7 @@
 #include "aggregation/accumulator.h"
 #include "aggregation/async.h"
 #include "aggregation/fold_pool.h"
+#include "aggregation/outcome_log.h"
 #include "aggregation/round.h"
 #include "aggregation/sketches.h"
 #include "server/config.h"
@@ -84,6 +85,8 @@ class Collector final : public FrontDoorHandler, public TierHandler {
     std::function<void(uint64_t)> buffered = nullptr;
     // Racks: to the parent. Null: there is none, and clients that come within a round just join it.
     std::function<void(const v1::Claims&)> claim = nullptr;
+    // Racks: asks the parent. Null: there is none.
+    std::function<void(const v1::Inquiry&)> inquire = nullptr;
   };
   Collector(EventLoop* loop, const LimitsConfig& limits, Callbacks callbacks);
   ~Collector() override;
@@ -96,14 +99,20 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   void Open(const std::string& run, std::shared_ptr<const aggregation::ModelLayout> layout);
   bool opened() const { return layout_ != nullptr; }
   const std::string& run() const { return run_; }
-  // What a resumed run knows of its last commit: whose contribution is in it.
-  void SetLastOutcome(uint64_t round, std::map<std::string, uint32_t> children);
+  // What a resumed run knows of its last commit: whose contribution is in it, and the clients
+  // behind them.
+  void SetLastOutcome(uint64_t round, std::map<std::string, uint32_t> children,
+                      std::span<const std::string> clients);
 
-  // The same of an asynchronous run: what its last versions have counted, and of these what went
-  // into the newest.
-  void SetCounted(uint64_t version, const std::vector<aggregation::Contribution>& counted,
-                  const std::vector<aggregation::Contribution>& newest, uint64_t max_staleness);
-  std::vector<aggregation::Contribution> Counted() const;
+  // The same of an asynchronous run.
+  struct AsyncFates {
+    std::vector<aggregation::Contribution> counted, voided;  // of updates from version `from` on
+    uint64_t from = 0;
+  };
+  // `newest`: of those counted what went into the newest version.
+  void SetFates(uint64_t version, const AsyncFates& fates,
+                const std::vector<aggregation::Contribution>& newest, uint64_t max_staleness);
+  AsyncFates Fates() const;
 
   struct Census {
     uint64_t clients = 0;  // those below aggregators too
@@ -125,11 +134,17 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   // After `closed`: the sum, until Release. Null for an EVALUATE round.
   aggregation::ExactAccumulator* sum() { return sum_.get(); }
   aggregation::FoldPool* pool() { return &pool_; }
-  // Makes room for the next round, after telling the members of a TRAIN round how it ended:
-  // committed or not, and whether this node's sum is in it (a member's update is, when it is in the
-  // sum); of a rack, how many of its sums, and whether the parent's is.
-  void Finish(bool committed, bool included, const std::string& why_not,
-              uint32_t parts = aggregation::kMostParts, bool parent_included = true);
+  struct Ending {
+    bool committed = false;
+    bool included = false;  // this node's sum is in it: a member's update is, when it is in the sum
+    std::string why_not{};
+    // Racks:
+    uint32_t parts = aggregation::kMostParts;  // so many of its sums
+    bool parent_included = true;
+    bool known = true;  // false: given up without the parent's word
+  };
+  // Makes room for the next round, after telling the members of a TRAIN round how it ended.
+  void Finish(const Ending& ending);
 
   // ---- collector_supplement.cc: clients that came within the round, and second sums for them
   void ClaimsAnswered(const v1::ClaimsAnswer& answer);
@@ -138,6 +153,10 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   // Whether the next rounds' clients may be claimed of the parent; from the beginning they may.
   void AllowClaims(bool allowed) { claims_allowed_ = allowed; }
   void ClaimAgain();  // to a parent that may know nothing of what was claimed
+
+  // ---- collector_inquiries.cc: for clients that missed an outcome
+  void ParentKnows(const v1::Verdict& verdict);
+  void AskAgain() { ResolveAll(true); }  // a parent that may know nothing of what was asked
   bool closed() const { return machine_ == nullptr || closed_reported_; }
   uint32_t part() const { return machine_ == nullptr ? 0 : machine_->part(); }
   // After `closed` of a second sum: the first.
@@ -214,6 +233,19 @@ class Collector final : public FrontDoorHandler, public TierHandler {
     std::shared_ptr<PartialFold> fold;
     uint64_t reserved = 0;
   };
+
+  // An update: its client, and the round of its task.
+  using Update = std::pair<std::string, uint64_t>;
+  struct Question {
+    std::set<std::string> askers;         // children
+    std::optional<absl::Duration> asked;  // of the parent, when last; none: not yet
+  };
+  void Inquired(const std::string& asker, const Child& child, const v1::Inquiry& inquiry);
+  aggregation::Fate FateOf(const Update& update) const;
+  void Resolve(const Update& update, bool ask_again);  // answers, passes on, or leaves it for later
+  void ResolveAll(bool ask_again);
+  void PassOn(const Update& update, bool again, Question* question);
+  void TellFate(const std::string& asker, const Update& update, aggregation::Fate fate);
 
   void Join(std::shared_ptr<Session> session);
   void Welcome(const std::string& id, Child& child);
@@ -320,7 +352,8 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   void CloseBuffer();
   void StartMeasuring();                      // of a round or buffer: phases and bytes
   void Measure(CollectedRound* round) const;  // what was
-  void FinishBuffer(bool committed, bool included, const std::string& why_not);
+  void FinishRound(const Ending& ending);
+  void FinishBuffer(const Ending& ending);
   // False: the update is not to be folded now; it waits, or was answered. Else it has its weight.
   bool TakeIntoBuffer(uint64_t ticket, std::shared_ptr<const aggregation::EncodedUpdate>* update);
   uint64_t ConcurrencyOf(const std::string& aggregator) const;
@@ -413,6 +446,8 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   // The last finished TRAIN round, for those who were away.
   uint64_t last_round_ = 0;
   std::map<std::string, uint32_t> last_children_;  // and how many of their partial sums
+  aggregation::OutcomeLog outcomes_;               // of rounds, not of an asynchronous run
+  std::map<Update, Question> questions_;
 };
 
 }  // namespace tributary::server

@@ -77,17 +77,18 @@ void Collector::AttemptFolded(uint64_t ticket) {
 
 // ---- The buffer's course
 
-void Collector::SetCounted(uint64_t version, const std::vector<Contribution>& counted,
-                           const std::vector<Contribution>& newest, uint64_t max_staleness) {
+void Collector::SetFates(uint64_t version, const AsyncFates& fates,
+                         const std::vector<Contribution>& newest, uint64_t max_staleness) {
   async_ = std::make_unique<AsyncMachine>();
-  async_->Restore(counted, version);
+  async_->Restore(fates.counted, version, fates.from, fates.voided);
   last_round_ = version;
   async_spec_.mutable_asynchronous()->set_max_staleness(max_staleness);
   for (const Contribution& c : newest) last_rounds_[c.id] = c.base + 1;
 }
 
-std::vector<Contribution> Collector::Counted() const {
-  return async_ == nullptr ? std::vector<Contribution>() : async_->Counted();
+Collector::AsyncFates Collector::Fates() const {
+  if (async_ == nullptr) return {};
+  return {async_->Counted(), async_->Voided(), async_->counted_from()};
 }
 
 absl::Status Collector::BeginBuffer(const v1::RoundSpec& spec, const aggregation::Grid& grid,
@@ -181,6 +182,13 @@ void Collector::ActAsync(const std::vector<AsyncAction>& actions) {
         if (it->second.partial != nullptr) {
           it->second.partial->Refuse(absl::StrCat("round ", async_spec_.round(), " has closed"));
         }
+        if (it->second.upload != nullptr) {
+          v1::UploadResponse response;
+          response.set_status(v1::UploadResponse::STALE);
+          response.set_reason("session");
+          response.set_message("its session broke off before it was whole");
+          it->second.upload->Reply(response);
+        }
         EndTicket(action.ticket);
         break;
       }
@@ -268,17 +276,20 @@ void Collector::CloseBuffer() {
   callbacks_.closed(std::move(round));
 }
 
-void Collector::FinishBuffer(bool committed, bool included, const std::string& why_not) {
+void Collector::FinishBuffer(const Ending& ending) {
   const aggregation::AsyncResult result = async_->Result();
   buffering_ = false;
   const auto tell = [&](Child& child, uint64_t round, bool in) {
     auto response = std::make_shared<v1::SessionResponse>();
     v1::Outcome* outcome = response->mutable_outcome();
     outcome->set_round(round);
-    outcome->set_committed(committed);
-    outcome->set_included(in && included);
+    outcome->set_committed(ending.committed);
+    outcome->set_included(in && ending.included);
     if (!outcome->included()) {
-      outcome->set_reason(in || !why_not.empty() ? why_not : "its sum came too late or not at all");
+      outcome->set_reason(in || !ending.why_not.empty() ? ending.why_not
+                                                        : "its sum came too late or not at all");
+      // A rack's sum may have been refused for what another rack has brought already.
+      outcome->set_ask(!child.aggregator && callbacks_.inquire != nullptr);
     }
     child.session->Send(std::move(response));
   };
@@ -292,16 +303,17 @@ void Collector::FinishBuffer(bool committed, bool included, const std::string& w
     tell(child, async_spec_.round(),
          std::binary_search(result.children.begin(), result.children.end(), id));
   }
-  if (committed) {
+  if (ending.committed) {
     last_round_ = async_spec_.round();
     last_children_.clear();
     last_rounds_.clear();
-    if (included) {
+    if (ending.included) {
       for (const std::string& id : result.children) last_children_[id] = 1;
       for (const Contribution& c : result.contributions) last_rounds_[c.id] = c.base + 1;
     }
   }
-  async_->Settle(committed && included);
+  async_->Settle(ending.committed && ending.included);
+  ResolveAll(false);
   RearmAsync();
 }
 

@@ -127,6 +127,10 @@ void Collector::Welcome(const std::string& id, Child& child) {
     outcome->set_committed(true);
     const auto last = last_children_.find(id);
     outcome->set_included(last != last_children_.end());
+    if (!async_client && !child.aggregator &&
+        outcomes_.Of(id, last_round_) == aggregation::Fate::kCounted) {
+      outcome->set_included(true);  // through an aggregator that it was with before
+    }
     if (child.aggregator && outcome->included()) outcome->set_parts(last->second);
   }
   if (child.aggregator) {
@@ -176,6 +180,8 @@ void Collector::Message(const std::shared_ptr<Session>& session,
     Offered(it->first, child, message.offer());
   } else if (message.has_claims()) {
     if (child.aggregator) ClaimedBelow(it->first, child, message.claims());
+  } else if (message.has_inquiry()) {
+    Inquired(it->first, child, message.inquiry());
   } else if (message.has_leave()) {
     spdlog::info("\"{}\" leaves: {}", it->first, Words(message.leave().reason()));
     session->Finish();

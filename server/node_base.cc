@@ -33,9 +33,11 @@ NodeBase::NodeBase(Options options) : options_(std::move(options)) {
                 if (spec.kind() == v1::TRAIN || always) Passed(spec.round(), phase);
               },
           .buffered = [this](uint64_t clients) { Buffered(clients); },
-          .claim = options_.config.is_root()
-                       ? std::function<void(const v1::Claims&)>()
-                       : [this](const v1::Claims& claims) { Claim(claims); }});
+          .claim = options_.config.is_root() ? std::function<void(const v1::Claims&)>()
+                                             : [this](const v1::Claims& claims) { Claim(claims); },
+          .inquire = options_.config.is_root()
+                         ? std::function<void(const v1::Inquiry&)>()
+                         : [this](const v1::Inquiry& inquiry) { Inquire(inquiry); }});
 }
 
 NodeBase::~NodeBase() {

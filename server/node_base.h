@@ -26,9 +26,10 @@ class NodeBase : public Node {
   virtual void Begin() = 0;  // once, at the start
   virtual void MembersChanged() = 0;
   virtual void RoundClosed(CollectedRound round) = 0;
-  virtual void ShutdownAsked() = 0;                    // the first time
-  virtual void Buffered(uint64_t /*clients*/) {}       // asynchronous runs: are in the sum
-  virtual void Claim(const v1::Claims& /*claims*/) {}  // racks: to the parent
+  virtual void ShutdownAsked() = 0;                        // the first time
+  virtual void Buffered(uint64_t /*clients*/) {}           // asynchronous runs: are in the sum
+  virtual void Claim(const v1::Claims& /*claims*/) {}      // racks: to the parent
+  virtual void Inquire(const v1::Inquiry& /*inquiry*/) {}  // likewise
   // Tells all members, waits for them to hang up (at most two seconds), and ends Run with `result`.
   void End(v1::Stop::Kind kind, const std::string& reason, absl::Status result);
   bool ending() const { return ending_; }

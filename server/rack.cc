@@ -43,6 +43,10 @@ void Rack::OnParentClaims(v1::ClaimsAnswer answer) {
   });
 }
 
+void Rack::OnParentVerdict(v1::Verdict verdict) {
+  loop_.Post([this, verdict = std::move(verdict)] { collector_->ParentKnows(verdict); });
+}
+
 void Rack::OnParentStop(v1::Stop stop) {
   loop_.Post([this, stop = std::move(stop)] {
     const bool finished = stop.kind() == v1::Stop::FINISHED;
@@ -134,6 +138,7 @@ void Rack::Joined(const v1::Joined& joined) {
     Outcome(joined.last_outcome());
   }
   collector_->ClaimAgain();
+  collector_->AskAgain();
 }
 
 bool Rack::SameRound(const v1::RoundSpec& spec) const {
@@ -207,6 +212,10 @@ void Rack::Decline(const v1::RoundSpec& spec, const std::string& why) {
 
 void Rack::Claim(const v1::Claims& claims) {
   if (uplink_ != nullptr) uplink_->SendClaims(claims);
+}
+
+void Rack::Inquire(const v1::Inquiry& inquiry) {
+  if (uplink_ != nullptr) uplink_->SendInquiry(inquiry);
 }
 
 // ---- The end

@@ -155,8 +155,11 @@ void Rack::Outcome(const v1::Outcome& outcome) {
   report.model_sha256 = absl::BytesToHexString(model_->sha256);
   report.published_sha256 = report.model_sha256;
   report.metrics = MetricMeans(round_.metrics);
-  collector_->Finish(outcome.committed(), outcome.included(), outcome.reason(), parts,
-                     outcome.sum_included());
+  collector_->Finish({.committed = outcome.committed(),
+                      .included = outcome.included(),
+                      .why_not = outcome.reason(),
+                      .parts = parts,
+                      .parent_included = outcome.sum_included()});
   Publish(std::move(report));
   BeginPending();
 }

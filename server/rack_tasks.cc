@@ -69,7 +69,7 @@ void Rack::RoundClosed(CollectedRound round) {
   const v1::RoundSpec& spec = parent_spec_;
   if (pending_.has_value() || ending()) {
     if (waiting_outcome_) return GiveUp("the round was given up");
-    collector_->Finish(false, false, "the round was given up");
+    collector_->Finish({.why_not = "the round was given up", .known = false});
     BeginPending();
     return;
   }
@@ -81,7 +81,7 @@ void Rack::RoundClosed(CollectedRound round) {
     *report.mutable_metrics() = round.metrics;
     report.set_contributors(round.result.clients);
     uplink_->SendReport(report);
-    collector_->Finish(true, true, "");
+    collector_->Finish({.committed = true, .included = true});
     BeginPending();
     return;
   }
@@ -96,7 +96,7 @@ void Rack::GiveUp(const std::string& why) {
   Recall();
   waiting_outcome_ = false;
   second_.reset();
-  collector_->Finish(false, false, why);
+  collector_->Finish({.why_not = why, .known = false});
   BeginPending();
 }
 
@@ -136,17 +136,17 @@ void Rack::OwnClosed(CollectedRound round) {
 
 void Rack::OwnStepped(const absl::Status& status) {
   if (pending_.has_value() || ending()) {
-    collector_->Finish(false, false, "the round was given up");
+    collector_->Finish({.why_not = "the round was given up", .known = false});
     BeginPending();
   } else if (!status.ok()) {
     spdlog::error("round {}: {}", parent_spec_.round(), Text(status));
-    collector_->Finish(false, false, std::string(status.message()));
+    collector_->Finish({.why_not = std::string(status.message())});
     Decline(parent_spec_, std::string(status.message()));
     BeginPending();
   } else if (own_->last() || early_outcome_.has_value()) {
     SumClosed(own_->Merged());
   } else {
-    collector_->Finish(true, true, "");
+    collector_->Finish({.committed = true, .included = true});
     own_->Next();
     BeginCollecting(own_->Spec(loop_.Now()), grid_, own_->model());
   }

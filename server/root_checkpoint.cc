@@ -40,10 +40,13 @@ absl::Status Root::Resume(Checkpoint checkpoint) {
   std::map<std::string, uint32_t> children;
   for (const std::string& id : state.children()) children[id] = 1;
   for (const auto& [id, parts] : state.parts()) children[id] = parts;
-  collector_->SetLastOutcome(state.version(), std::move(children));
+  const std::vector<std::string> clients(state.contributors().begin(), state.contributors().end());
+  collector_->SetLastOutcome(state.version(), std::move(children), clients);
   if (asynchronous()) {
-    collector_->SetCounted(state.version(), FromProto(state.counted()),
-                           FromProto(state.contributions()), c_.asynchronous.max_staleness);
+    collector_->SetFates(
+        state.version(),
+        {FromProto(state.counted()), FromProto(state.voided()), state.counted_from()},
+        FromProto(state.contributions()), c_.asynchronous.max_staleness);
   }
   spdlog::info("run \"{}\" resumes after round {} (model version {}, SHA-256 {})", c_.run->name,
                round_, model_->version, absl::BytesToHexString(model_->sha256));
@@ -66,8 +69,7 @@ absl::Status Root::CheckResumedModel(const aggregation::ModelLayout& saved) cons
 }
 
 absl::Status Root::Save(const v1::RoundSpec& spec, const aggregation::RoundResult& result,
-                        const std::vector<aggregation::Contribution>& counted,
-                        const Applied& applied) {
+                        const Collector::AsyncFates& fates, const Applied& applied) {
   v1::CheckpointState state;
   state.set_run(spec.run());
   state.set_round(spec.round());
@@ -81,7 +83,9 @@ absl::Status Root::Save(const v1::RoundSpec& spec, const aggregation::RoundResul
   for (const std::string& id : result.contributors) state.add_contributors(id);
   for (const auto& [name, value] : optimizer_->State()) (*state.mutable_optimizer())[name] = value;
   *state.mutable_contributions() = ToProto(report_.collected.contributions);
-  *state.mutable_counted() = ToProto(counted);
+  *state.mutable_counted() = ToProto(fates.counted);
+  *state.mutable_voided() = ToProto(fates.voided);
+  state.set_counted_from(fates.from);
   if (sketches_ != nullptr) state.set_sketches(sketches_->State());
   if (largest_.has_value()) state.set_codec_largest(*largest_);
   state.set_finished(spec.round() >= c_.run->rounds);

@@ -75,7 +75,7 @@ void Root::RoundClosed(CollectedRound round) {
       report_.evaluation_examples[sum.name()] = sum.weight();
     }
     report_.collected.bytes.AddModels(round.bytes);
-    collector_->Finish(true, true, "");
+    collector_->Finish({.committed = true, .included = true});
     RoundOver();
     return;
   }
@@ -94,7 +94,7 @@ void Root::RoundClosed(CollectedRound round) {
   report_.collected = std::move(round);
   report_.weight_fraction_bits = grid_.weight_fraction_bits;
   if (shutting_down_ && !report_.collected.result.success) {
-    collector_->Finish(false, false, "the aggregator shuts down");
+    collector_->Finish({.why_not = "the aggregator shuts down"});
     End(v1::Stop::GOING_AWAY, "shutting down", absl::OkStatus());
     return;
   }
@@ -113,7 +113,7 @@ void Root::RoundFailed(const std::string& why) {
   report_.seconds = absl::ToDoubleSeconds(loop_.Now() - round_started_);
   report_.model_sha256 = absl::BytesToHexString(model_->sha256);
   report_.published_sha256 = absl::BytesToHexString(published_->sha256);
-  collector_->Finish(false, false, why);
+  collector_->Finish({.why_not = why});
   Publish(report_);
   // Of an asynchronous run rounds are versions: the same is tried again.
   if (!asynchronous()) round_ = spec_.round();
@@ -129,17 +129,17 @@ void Root::RoundFailed(const std::string& why) {
 
 void Root::Apply() {
   // With this commit.
-  auto counted = collector_->Counted();
-  counted.insert(counted.end(), report_.collected.contributions.begin(),
-                 report_.collected.contributions.end());
-  jobs_.Post([this, spec = spec_, result = report_.collected.result, counted = std::move(counted)] {
-    loop_.Post([this, out = ApplyAndCommit(spec, result, counted)] { Committed(out); });
+  auto fates = collector_->Fates();
+  fates.counted.insert(fates.counted.end(), report_.collected.contributions.begin(),
+                       report_.collected.contributions.end());
+  jobs_.Post([this, spec = spec_, result = report_.collected.result, fates = std::move(fates)] {
+    loop_.Post([this, out = ApplyAndCommit(spec, result, fates)] { Committed(out); });
   });
 }
 
 Root::Applied Root::ApplyAndCommit(const v1::RoundSpec& spec,
                                    const aggregation::RoundResult& result,
-                                   const std::vector<aggregation::Contribution>& counted) {
+                                   const Collector::AsyncFates& fates) {
   Applied out;
   const absl::Duration start = clock_.Monotonic();
   std::vector<uint8_t> next(model_->bytes.size());
@@ -165,7 +165,7 @@ Root::Applied Root::ApplyAndCommit(const v1::RoundSpec& spec,
   const absl::Duration applied = clock_.Monotonic();
   out.apply = absl::ToDoubleSeconds(applied - start);
   Passed(spec.round(), "apply");
-  out.status = Save(spec, result, counted, out);
+  out.status = Save(spec, result, fates, out);
   out.commit = absl::ToDoubleSeconds(clock_.Monotonic() - applied);
   Passed(spec.round(), "commit");
   return out;
@@ -190,7 +190,7 @@ void Root::Committed(const Applied& out) {
   report_.model_sha256 = absl::BytesToHexString(model_->sha256);
   report_.published_sha256 = absl::BytesToHexString(published_->sha256);
   collector_->shelf()->Put(published_);
-  collector_->Finish(true, true, "");
+  collector_->Finish({.committed = true, .included = true});
   Passed(round_, "publish");
   const bool evaluate = c_.run->evaluate_every > 0 && !shutting_down_ &&
                         (round_ % c_.run->evaluate_every == 0 || round_ >= c_.run->rounds);

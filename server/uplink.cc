@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <deque>
 #include <functional>
 #include <mutex>
 #include <optional>
@@ -32,6 +33,11 @@ constexpr absl::Duration kConnectTimeout = absl::Seconds(5);
 
 constexpr absl::Duration kProbeLimit = absl::Seconds(3);
 
+// Messages that a parent leaves unread: then it is as good as gone. Those of a million claims are a
+// few hundred.
+constexpr size_t kMostUnread = 1 << 16;
+constexpr absl::Duration kGoodbye = absl::Seconds(1);  // for the last words to be read
+
 std::shared_ptr<grpc::ChannelCredentials> CredentialsOf(
     const std::optional<TlsClientOptions>& tls) {
   if (!tls.has_value()) return grpc::InsecureChannelCredentials();
@@ -55,22 +61,24 @@ class GrpcUplink final : public Uplink {
                         },
                     .released = [handler](uint64_t forward) { handler->OnReleased(forward); }}) {
     session_thread_ = std::thread([this] { SessionLoop(); });
-    heartbeat_thread_ = std::thread([this] { HeartbeatLoop(); });
+    writer_thread_ = std::thread([this] { WriterLoop(); });
     link_thread_ = std::thread([this] { LinkLoop(); });
   }
 
   ~GrpcUplink() override {
     v1::SessionRequest leave;
     leave.mutable_leave()->set_reason("shutting down");
-    Write(leave);
+    Put(std::move(leave));
     {
-      std::lock_guard lock(mu_);
+      std::unique_lock lock(mu_);
+      wake_.wait_for(lock, absl::ToChronoNanoseconds(kGoodbye),
+                     [this] { return stream_ == nullptr || (unread_.empty() && !writing_); });
       stopping_ = true;
       if (context_ != nullptr) context_->TryCancel();
       if (link_ != nullptr) link_->Cancel("shutting down");
     }
     wake_.notify_all();
-    for (auto* thread : {&session_thread_, &heartbeat_thread_, &link_thread_}) thread->join();
+    for (auto* thread : {&session_thread_, &writer_thread_, &link_thread_}) thread->join();
   }
 
   void SetCensus(uint64_t clients, uint64_t examples) override {
@@ -107,13 +115,19 @@ class GrpcUplink final : public Uplink {
   void SendReport(const v1::Report& report) override {
     v1::SessionRequest request;
     *request.mutable_report() = report;
-    Write(request);
+    Put(std::move(request));
   }
 
   void SendClaims(const v1::Claims& claims) override {
     v1::SessionRequest request;
     *request.mutable_claims() = claims;
-    Write(request);
+    Put(std::move(request));
+  }
+
+  void SendInquiry(const v1::Inquiry& inquiry) override {
+    v1::SessionRequest request;
+    *request.mutable_inquiry() = inquiry;
+    Put(std::move(request));
   }
 
   void Forward(v1::PartialSumHeader header, const aggregation::ExactAccumulator* sum) override {
@@ -152,8 +166,7 @@ class GrpcUplink final : public Uplink {
       if (joined) wait = kBackoffMin;
       {
         std::lock_guard lock(mu_);
-        stream_ = nullptr;
-        context_ = nullptr;
+        EndStream();
         link_wanted_.reset();
         if (link_ != nullptr) link_->Cancel("the parent's session has ended");
         if (done_) return;
@@ -211,12 +224,11 @@ class GrpcUplink final : public Uplink {
       }
     }
     {
-      std::lock_guard lock(mu_);
-      stream_ = nullptr;
-      context_ = nullptr;
+      std::unique_lock lock(mu_);
+      EndStream();
+      // The stream has ended, so a write on it does too.
+      wake_.wait(lock, [this] { return !writing_; });
     }
-    // A writer may still hold the stream; Finish waits for nobody but the peer.
-    std::lock_guard write_lock(write_mu_);
     const grpc::Status status = stream->Finish();
     return absl::UnavailableError(status.ok() ? "the session ended" : status.error_message());
   }
@@ -265,6 +277,8 @@ class GrpcUplink final : public Uplink {
       handler_->OnParentCollect(response->collect().round());
     } else if (response->has_claims()) {
       handler_->OnParentClaims(std::move(*response->mutable_claims()));
+    } else if (response->has_verdict()) {
+      handler_->OnParentVerdict(std::move(*response->mutable_verdict()));
     } else if (response->has_refused()) {
       if (response->refused().retry_after_ms() == 0) {
         Done();
@@ -283,32 +297,62 @@ class GrpcUplink final : public Uplink {
     done_ = true;
   }
 
-  void Write(const v1::SessionRequest& request) {
-    std::shared_ptr<Stream> stream;
-    std::lock_guard write_lock(write_mu_);
-    {
-      std::lock_guard lock(mu_);
-      stream = stream_;
-    }
-    // A failed write is not an error of its own: the reading side sees the stream end.
-    if (stream != nullptr) stream->Write(request);
+  // mu_ held. What was not written is for a session that is over: whoever said it says it anew.
+  void EndStream() {
+    stream_ = nullptr;
+    context_ = nullptr;
+    unread_.clear();
+    wake_.notify_all();
   }
 
-  void HeartbeatLoop() {
+  void Put(v1::SessionRequest request) {
+    {
+      std::lock_guard lock(mu_);
+      if (stream_ == nullptr) return;
+      unread_.push_back(std::move(request));
+      if (unread_.size() > kMostUnread) {
+        spdlog::error("the parent reads nothing: {} messages wait for it; its session is ended",
+                      unread_.size());
+        context_->TryCancel();
+        EndStream();
+      }
+    }
+    wake_.notify_all();
+  }
+
+  v1::SessionRequest Heartbeat() {  // mu_ held
+    v1::SessionRequest request;
+    request.mutable_heartbeat()->set_clients(clients_);
+    request.mutable_heartbeat()->set_examples(examples_);
+    request.mutable_heartbeat()->set_round(buffering_round_);
+    request.mutable_heartbeat()->set_buffered(buffered_);
+    return request;
+  }
+
+  // The only one that writes, after the Join: it may wait for the parent as long as that takes.
+  void WriterLoop() {
     std::unique_lock lock(mu_);
-    while (!stopping_) {
+    while (true) {
       wake_.wait_for(lock, absl::ToChronoNanoseconds(heartbeat_every_),
-                     [this] { return stopping_ || heartbeat_due_; });
+                     [this] { return stopping_ || heartbeat_due_ || !unread_.empty(); });
       if (stopping_) return;
-      heartbeat_due_ = false;
       v1::SessionRequest request;
-      request.mutable_heartbeat()->set_clients(clients_);
-      request.mutable_heartbeat()->set_examples(examples_);
-      request.mutable_heartbeat()->set_round(buffering_round_);
-      request.mutable_heartbeat()->set_buffered(buffered_);
+      if (!unread_.empty() && !heartbeat_due_) {
+        request = std::move(unread_.front());
+        unread_.pop_front();
+      } else {
+        heartbeat_due_ = false;
+        request = Heartbeat();
+      }
+      const std::shared_ptr<Stream> stream = stream_;
+      if (stream == nullptr) continue;
+      writing_ = true;
       lock.unlock();
-      Write(request);
+      // A failed write is not an error of its own: the reading side sees the stream end.
+      stream->Write(request);
       lock.lock();
+      writing_ = false;
+      wake_.notify_all();
     }
   }
 
@@ -394,7 +438,6 @@ class GrpcUplink final : public Uplink {
   UplinkHandler* handler_;
   TlsSuspicion suspicion_;  // the session thread's own
   ModelReceiver models_;    // the link thread's own
-  std::mutex write_mu_;     // one Write at a time; taken before mu_
   std::mutex mu_;
   std::condition_variable wake_;
   PhiloxStream jitter_;  // guarded by mu_, as all below
@@ -410,12 +453,14 @@ class GrpcUplink final : public Uplink {
   absl::Duration heartbeat_every_ = absl::Seconds(5);
   grpc::ClientContext* context_ = nullptr;
   std::shared_ptr<Stream> stream_;
+  std::deque<v1::SessionRequest> unread_;  // for stream_
+  bool writing_ = false;                   // on the last stream_
   std::optional<std::string> link_wanted_;
   std::shared_ptr<const aggregation::ModelLayout> layout_;
   std::shared_ptr<transport::Link> link_;
   std::string transport_;  // of the last link
   Forwarder forwarder_;
-  std::thread session_thread_, heartbeat_thread_, link_thread_;
+  std::thread session_thread_, writer_thread_, link_thread_;
 };
 
 }  // namespace

@@ -32,6 +32,7 @@ class UplinkHandler {
   virtual void OnParentRefused(std::string reason) = 0;  // for good
   virtual void OnParentCollect(uint64_t /*round*/) {}    // the sum is wanted
   virtual void OnParentClaims(v1::ClaimsAnswer /*answer*/) {}
+  virtual void OnParentVerdict(v1::Verdict /*verdict*/) {}
   virtual void OnModel(std::shared_ptr<const ModelVersion> model) = 0;
   // The parent has all of a partial sum, or refuses it, or the last try failed.
   virtual void OnForwarded(uint64_t round, absl::Status status, double seconds) = 0;
@@ -60,8 +61,10 @@ class Uplink {
   virtual void SetBuffered(uint64_t round, uint64_t clients) = 0;
   virtual std::string transport() = 0;  // of the link to the parent, or the last one; "" before it
   virtual void SetHeld(const std::string& sha256) = 0;  // the model held, for the next Join
+  // These wait for nobody: a parent that does not read them loses the session.
   virtual void SendReport(const v1::Report& report) = 0;
   virtual void SendClaims(const v1::Claims& claims) = 0;
+  virtual void SendInquiry(const v1::Inquiry& inquiry) = 0;
   // Streams the sum up, once the link is there; an earlier Forward is given up. `sum` must not
   // change until OnForwarded, or as Abandon says. header.packed_bytes is filled in here.
   virtual void Forward(v1::PartialSumHeader header, const aggregation::ExactAccumulator* sum) = 0;

@@ -141,6 +141,18 @@ void Mailbox::Clear() {
   uplink = std::exchange(uplink_, {});
 }
 
+std::optional<v1::Outcome> Mailbox::TakeOutcome(uint64_t round) {
+  std::lock_guard lock(mu_);
+  std::optional<v1::Outcome> out;
+  std::erase_if(events_, [&](const Event& event) {
+    const auto* outcome = std::get_if<v1::Outcome>(&event.what);
+    if (outcome == nullptr || outcome->round() != round || out.has_value()) return false;
+    if (!outcome->ask()) out = *outcome;
+    return true;
+  });
+  return out;
+}
+
 uint64_t Mailbox::last_sequence() const {
   std::lock_guard lock(mu_);
   return sequence_;

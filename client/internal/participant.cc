@@ -106,33 +106,48 @@ absl::Status Participant::Handle(const v1::Joined& joined) {
   if (const std::string note = residuals_.Bind(run_, layout_->hash()); !note.empty()) {
     trainer_->OnNotice(note);
   }
-  if (!open_.has_value()) {
-    SettleResiduals(joined);
-    return absl::OkStatus();
-  }
-  if (joined.last_outcome().round() == open_->key.round) {
-    Handle(joined.last_outcome());
-  } else if (joined.committed_round() >= open_->key.round) {
-    SettleUnknown();
+  const uint64_t pending = PendingRound();
+  if (pending == 0) return absl::OkStatus();
+  // An aggregator that this client is new to knows nothing of what another has counted.
+  if (joined.last_outcome().round() == pending && joined.last_outcome().included()) {
+    Settle(joined.last_outcome());
+  } else if (joined.last_outcome().round() == pending || joined.committed_round() >= pending) {
+    Inquire();
   }
   return absl::OkStatus();
 }
 
+uint64_t Participant::PendingRound() const {
+  if (open_.has_value()) return open_->key.round;
+  return residuals_.pending() ? residuals_.pending_round() : 0;
+}
+
+bool Participant::Inquire() {
+  const uint64_t round = PendingRound();
+  const uint64_t generation = mailbox_->uplink().generation;
+  v1::SessionRequest request;
+  request.mutable_inquiry()->set_round(round);
+  connection_->Send(std::move(request));
+  std::optional<v1::Outcome> told;
+  // No patience of its own: heartbeats tell whether the aggregator lives, and rounds end.
+  mailbox_->Wait(absl::InfiniteDuration(), [&] {
+    if (!told.has_value()) told = mailbox_->TakeOutcome(round);
+    return told.has_value() || mailbox_->ending() || mailbox_->Lost(generation);
+  });
+  if (!told.has_value()) return false;
+  Settle(*told);
+  return true;
+}
+
 void Participant::Handle(const v1::Outcome& outcome) {
+  if (outcome.ask()) {
+    if (outcome.round() == PendingRound()) Inquire();
+    return;
+  }
   // Learnt on joining, and told again.
   const bool mine = open_.has_value() && open_->key.round == outcome.round();
   if (outcome.round() == settled_round_ && !mine) return;
-  RoundOutcome told;
-  told.round = outcome.round();
-  told.committed = outcome.committed();
-  told.included = outcome.included();
-  told.reason = outcome.reason();
-  if (!told.included && mine && !open_->note.empty()) {
-    told.reason =
-        told.reason.empty() ? open_->note : absl::StrCat(told.reason, " (", open_->note, ")");
-  }
-  mailbox_->SetCommittedRound(outcome.round());
-  Settle(told);
+  Settle(outcome);
 }
 
 void Participant::Handle(const Trouble& trouble) {
@@ -141,45 +156,38 @@ void Participant::Handle(const Trouble& trouble) {
   if (!why.empty()) trainer_->OnNotice(absl::StrCat("aggregator ", trouble.endpoint, ": ", why));
 }
 
-void Participant::Settle(const RoundOutcome& outcome) {
-  const bool pending = residuals_.pending() && residuals_.pending_round() == outcome.round;
-  if (outcome.included) {
-    residuals_.Commit(outcome.round);
-    ++counters_.included;
+void Participant::Settle(const v1::Outcome& outcome) {
+  const uint64_t round = outcome.round();
+  const bool pending = residuals_.pending() && residuals_.pending_round() == round;
+  const bool mine = open_.has_value() && open_->key.round == round;
+  if (outcome.included()) {
+    residuals_.Commit(round);
   } else {
-    residuals_.Rollback(outcome.round);
+    residuals_.Rollback(round);
   }
   if (pending) SaveResiduals();
-  if (open_.has_value() && open_->key.round == outcome.round) open_.reset();
-  settled_round_ = outcome.round;
-  trainer_->OnOutcome(outcome);
-}
-
-void Participant::SettleResiduals(const v1::Joined& joined) {
-  if (!residuals_.pending()) return;
-  const uint64_t round = residuals_.pending_round();
-  const v1::Outcome& outcome = joined.last_outcome();
-  if (outcome.round() == round && outcome.included()) {
-    residuals_.Commit(round);
-  } else if (outcome.round() == round || joined.committed_round() >= round) {
-    residuals_.Rollback(round);
-  } else {
-    return;  // the round is still open
+  mailbox_->SetCommittedRound(round);
+  // An update of an earlier life: this one's trainer has not made it.
+  if (pending && !mine) return;
+  RoundOutcome told;
+  told.round = round;
+  told.committed = outcome.committed();
+  told.included = outcome.included();
+  told.reason = outcome.reason();
+  if (!told.included && mine && !open_->note.empty()) {
+    told.reason =
+        told.reason.empty() ? open_->note : absl::StrCat(told.reason, " (", open_->note, ")");
   }
-  SaveResiduals();
+  if (told.included) ++counters_.included;
+  if (mine) open_.reset();
+  settled_round_ = round;
+  trainer_->OnOutcome(told);
 }
 
 void Participant::SaveResiduals() {
   if (const absl::Status saved = residuals_.Save(); !saved.ok()) {
     trainer_->OnNotice(std::string(saved.message()));
   }
-}
-
-void Participant::SettleUnknown() {
-  RoundOutcome outcome;
-  outcome.round = open_->key.round;
-  outcome.reason = open_->note.empty() ? "its outcome was missed while away" : open_->note;
-  Settle(outcome);
 }
 
 std::string Participant::WhyNotMine(const v1::RoundSpec& spec) const {
@@ -202,8 +210,8 @@ void Participant::Handle(v1::Task task, uint64_t sequence) {
       if (sequence <= open_->covered) return;
       if (open_->delta.segments != nullptr) return SendUpdate();
       if (!open_->note.empty()) return Decline(key, open_->note);
-    } else if (open_.has_value() && open_->key.round != key.round) {
-      SettleUnknown();
+    } else if (PendingRound() != 0 && PendingRound() != key.round) {
+      if (!Inquire() || mailbox_->Superseded(key)) return;
     }
     open_.reset();                                        // the same round anew, from another base
     if (key.round <= settled_round_) settled_round_ = 0;  // the run was resumed from before

@@ -48,11 +48,13 @@ class Participant final : public Client {
   void Handle(const v1::Outcome& outcome);
   void Handle(v1::Task task, uint64_t sequence);
   void Handle(const Trouble& trouble);
-  void Settle(const RoundOutcome& outcome);
-  // Residuals that an earlier life of this client left pending, by what joining tells.
-  void SettleResiduals(const v1::Joined& joined);
+  void Settle(const v1::Outcome& outcome);
+  // The round of the update whose outcome is not known, of this life or an earlier one; 0: none.
+  uint64_t PendingRound() const;
+  // Asks the aggregator what became of that update, and settles it. False: the session ended first,
+  // or the client does; it is asked again in the next.
+  bool Inquire();
   void SaveResiduals();
-  void SettleUnknown();  // the open round's outcome will not be learnt any more
 
   // --- Tasks.
   std::string WhyNotMine(const v1::RoundSpec& spec) const;  // "": it is

@@ -27,6 +27,7 @@ class Rack final : public NodeBase, public UplinkHandler {
   void OnParentOutcome(v1::Outcome outcome) override;
   void OnParentCollect(uint64_t round) override;
   void OnParentClaims(v1::ClaimsAnswer answer) override;
+  void OnParentVerdict(v1::Verdict verdict) override;
   void OnParentStop(v1::Stop stop) override;
   void OnParentRefused(std::string reason) override;
   void OnParentGoingAway() override;
@@ -45,6 +46,7 @@ class Rack final : public NodeBase, public UplinkHandler {
   void Buffered(uint64_t clients) override;
   void Decline(const v1::RoundSpec& spec, const std::string& why);
   void Claim(const v1::Claims& claims) override;
+  void Inquire(const v1::Inquiry& inquiry) override;
   void ShutdownAsked() override;
   bool WorthFinishing() const;
   void CloseIfAlone();

@@ -45,9 +45,9 @@ class Root final : public NodeBase {
   };
   absl::Status Resume(Checkpoint checkpoint);
   absl::Status CheckResumedModel(const aggregation::ModelLayout& saved) const;
-  // `counted`: the contributions of an asynchronous run, those of this commit among them.
+  // `fates`: of an asynchronous run, those of this commit among them.
   absl::Status Save(const v1::RoundSpec& spec, const aggregation::RoundResult& result,
-                    const std::vector<aggregation::Contribution>& counted, const Applied& applied);
+                    const Collector::AsyncFates& fates, const Applied& applied);
 
   // root.cc
   void Begin() override;
@@ -68,7 +68,7 @@ class Root final : public NodeBase {
   void Apply();
   // On the job thread: the sum is closed, nobody else touches it or the model.
   Applied ApplyAndCommit(const v1::RoundSpec& spec, const aggregation::RoundResult& result,
-                         const std::vector<aggregation::Contribution>& counted);
+                         const Collector::AsyncFates& fates);
   void Committed(const Applied& out);
 
   // root_evaluation.cc

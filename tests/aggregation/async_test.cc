@@ -293,6 +293,122 @@ TEST_F(Async, AFoldUnderWayIsWaitedFor) {
 
 // ---- Racks
 
+// ---- What became of an update
+
+TEST_F(Async, KnowsTheFateOfAnUpdate) {
+  Clients(3);
+  Open(0);
+  EXPECT_EQ(m_.FateOf("c0", 0), Fate::kNotCounted);
+  const uint64_t ticket = Admit("c0", 0);
+  EXPECT_EQ(m_.FateOf("c0", 0), Fate::kUndecided) << "on its way";
+  m_.Commit(ticket);
+  m_.Folded(ticket, At(1));
+  EXPECT_EQ(m_.FateOf("c0", 0), Fate::kUndecided) << "in the buffer";
+  Send("c1", 0);
+  m_.Settle(true);
+  EXPECT_EQ(m_.FateOf("c0", 0), Fate::kCounted);
+  EXPECT_EQ(m_.FateOf("c2", 0), Fate::kNotCounted);
+  Open(1);
+  Send("c0", 1);
+  Send("c1", 1);
+  m_.Settle(false);
+  EXPECT_EQ(m_.FateOf("c0", 1), Fate::kNotCounted) << "the sum was lost";
+  Open(9);
+  EXPECT_EQ(m_.FateOf("c0", 0), Fate::kUnknown) << "older than what is remembered";
+}
+
+TEST_F(Async, WhatItsClientWasToldDoesNotCountIsRefused) {
+  Clients(3);
+  Open(0);
+  const uint64_t ticket = Admit("c1", 0);
+  m_.Void("c0", 0);
+  m_.Void("c1", 0);
+  EXPECT_EQ(m_.FateOf("c0", 0), Fate::kNotCounted);
+  const Admission again = m_.Offer("c0", 1, 0, kExample, At(1));
+  EXPECT_EQ(again.verdict, Verdict::kStale);
+  EXPECT_THAT(again.message, HasSubstr("told does not count"));
+  EXPECT_EQ(m_.Commit(ticket).kind, VerdictKind::kStale) << "was under way";
+  m_.Joined({.id = "r0", .aggregator = true, .epoch = 1}, At(1));
+  const Admission sum = m_.OfferSum("r0", 1, 0, 0, 5, {{"c0", 0, 0, 5}}, At(2));
+  EXPECT_EQ(sum.verdict, Verdict::kReject);
+  EXPECT_EQ(sum.reason, "staleness");
+  // What counts already stays counted.
+  Send("c2", 0);
+  m_.Close(At(3));
+  m_.Declined("r0", 1, At(3));
+  m_.Settle(true);
+  m_.Void("c2", 0);
+  EXPECT_EQ(m_.FateOf("c2", 0), Fate::kCounted);
+  // And a later life knows both.
+  AsyncMachine later;
+  later.Restore(m_.Counted(), 1, m_.counted_from(), m_.Voided());
+  EXPECT_EQ(later.FateOf("c2", 0), Fate::kCounted);
+  later.Joined({.id = "c0", .epoch = 2}, At(4));
+  later.Open(plan_, 1, At(4));
+  EXPECT_EQ(later.Offer("c0", 2, 0, kExample, At(5)).verdict, Verdict::kStale);
+}
+
+// max_staleness was 3, and the checkpoint has what counted of updates from version 7 on. With 20
+// now, an update from version 5 looks young enough, and may count already.
+TEST_F(Async, NothingOlderThanWhatTheCheckpointKnowsCounts) {
+  m_.Restore({{.id = "c0", .base = 8}}, 10, 7);
+  plan_.max_staleness = 20;
+  Clients(1);
+  Open(10);
+  const Admission old = m_.Offer("c0", 1, 5, kExample, At(1));
+  EXPECT_EQ(old.verdict, Verdict::kStale);
+  EXPECT_THAT(old.message, HasSubstr("older than version 7"));
+  EXPECT_EQ(m_.Offer("c0", 1, 8, kExample, At(1)).verdict, Verdict::kDuplicate);
+  EXPECT_EQ(m_.Offer("c0", 1, 7, kExample, At(1)).verdict, Verdict::kAdmit);
+  m_.Joined({.id = "r0", .aggregator = true, .epoch = 1}, At(1));
+  EXPECT_EQ(m_.OfferSum("r0", 1, 10, 0, 5, {{"x", 6, 4, 5}}, At(2)).reason, "staleness");
+  EXPECT_EQ(m_.counted_from(), 7u);
+  EXPECT_EQ(m_.FateOf("x", 6), Fate::kUnknown);
+}
+
+TEST_F(Async, WhoJoinsAgainGetsNoTaskWhileItsLastUpdateWaitsForTheNextBuffer) {
+  Clients(3);
+  Open(0);
+  Send("c0", 0);
+  Send("c1", 0);
+  const uint64_t ticket = Admit("c2", 0, kExample, 2);  // the buffer has closed
+  EXPECT_EQ(m_.Commit(ticket).kind, VerdictKind::kWait);
+  EXPECT_THAT(Text(m_.Joined({.id = "c2", .epoch = 1}, At(3))), IsEmpty());
+  m_.Settle(true);
+  EXPECT_THAT(Open(1, 4), ElementsAre("task c0", "task c1"));
+  EXPECT_EQ(m_.FateOf("c2", 0), Fate::kUndecided);
+  EXPECT_EQ(m_.Commit(ticket).kind, VerdictKind::kFold);
+  m_.Folded(ticket, At(5));
+  EXPECT_THAT(Send("c0", 1), ElementsAre("closed"));
+  m_.Settle(true);
+  EXPECT_EQ(m_.FateOf("c2", 0), Fate::kCounted);
+  EXPECT_THAT(Open(2, 6), ElementsAre("task c2", "task c0"));
+}
+
+TEST_F(Async, WhoJoinsAgainWhileItsUpdateIsTooOldByThenIsFree) {
+  plan_.max_staleness = 0;
+  Clients(3);
+  Open(0);
+  Send("c0", 0);
+  Send("c1", 0);
+  const uint64_t ticket = Admit("c2", 0, kExample, 2);
+  EXPECT_EQ(m_.Commit(ticket).kind, VerdictKind::kWait);
+  m_.Joined({.id = "c2", .epoch = 1}, At(3));
+  m_.Settle(true);
+  Open(1, 4);
+  EXPECT_EQ(m_.Commit(ticket).kind, VerdictKind::kStale);
+  EXPECT_THAT(Timer(5), ElementsAre("task c2"));
+}
+
+TEST_F(Async, WhatIsOnItsWayEndsWithTheSessionThatItBeganIn) {
+  Clients(2);
+  Open(0);
+  const uint64_t ticket = Admit("c0", 0);
+  EXPECT_THAT(Text(m_.Joined({.id = "c0", .epoch = 1}, At(2))), ElementsAre("abort c0", "task c0"));
+  EXPECT_EQ(m_.Commit(ticket).kind, VerdictKind::kStale) << "whole, too late";
+  EXPECT_THAT(Send("c0", 0, kExample, 3), IsEmpty());
+}
+
 class AsyncTiers : public Async {
  protected:
   AsyncTiers() {

@@ -151,6 +151,14 @@ std::vector<v1::Heartbeat> FakeAggregator::heartbeats() {
   std::lock_guard lock(mu_);
   return heartbeats_;
 }
+void FakeAggregator::ScriptFate(uint64_t round, bool included) {
+  std::lock_guard lock(mu_);
+  fates_[round] = included;
+}
+std::vector<uint64_t> FakeAggregator::inquiries() {
+  std::lock_guard lock(mu_);
+  return inquiries_;
+}
 std::vector<std::string> FakeAggregator::leaves() {
   std::lock_guard lock(mu_);
   return leaves_;
@@ -201,6 +209,19 @@ void FakeAggregator::Take(const v1::SessionRequest& request) {
   if (request.has_report()) reports_.push_back(request.report());
   if (request.has_offer()) offers_.push_back(request.offer());
   if (request.has_leave()) leaves_.push_back(request.leave().reason());
+  if (request.has_inquiry()) {
+    const uint64_t round = request.inquiry().round();
+    inquiries_.push_back(round);
+    v1::SessionResponse answer;
+    v1::Outcome* const outcome = answer.mutable_outcome();
+    outcome->set_round(round);
+    const auto fate = fates_.find(round);
+    outcome->set_unknown(fate == fates_.end());
+    outcome->set_committed(fate != fates_.end() && fate->second);
+    outcome->set_included(outcome->committed());
+    if (outcome->unknown()) outcome->set_reason("missed, and nobody knows");
+    if (stream_ != nullptr) stream_->Write(answer);
+  }
   changed_.notify_all();
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -60,6 +61,8 @@ class FakeAggregator final : public v1::Aggregator::Service {
   void ClearOpenTask();
   void AnswerJoinsWith(v1::SessionResponse response);  // instead of Joined, once
   void ScriptUpload(UploadScript script);
+  // What an Inquiry is answered with; others than of these rounds: that nobody knows.
+  void ScriptFate(uint64_t round, bool included);
   void ScriptDownload(DownloadScript script);
 
   // --- Acts on the session that is up; waits for one.
@@ -77,6 +80,7 @@ class FakeAggregator final : public v1::Aggregator::Service {
   std::vector<ReceivedUpload> uploads();
   std::vector<v1::Report> reports();
   std::vector<v1::Offer> offers();
+  std::vector<uint64_t> inquiries();  // their rounds
   std::vector<v1::Heartbeat> heartbeats();
   std::vector<std::string> leaves();
   int downloads();
@@ -125,6 +129,8 @@ class FakeAggregator final : public v1::Aggregator::Service {
   std::vector<ReceivedUpload> uploads_;
   std::vector<v1::Report> reports_;
   std::vector<v1::Offer> offers_;
+  std::vector<uint64_t> inquiries_;
+  std::map<uint64_t, bool> fates_;
   std::vector<v1::Heartbeat> heartbeats_;
   std::vector<std::string> leaves_;
   int downloads_ = 0;

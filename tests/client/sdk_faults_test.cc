@@ -220,7 +220,50 @@ TEST_F(SdkTest, AnOutcomeMissedWhileAwayIsLearntOnJoining) {
   EXPECT_EQ(client->stats().included, 1u);
 }
 
-TEST_F(SdkTest, ARoundThatWasPassedWhileAwayCountsAsNotIncluded) {
+// Another aggregator, which knows only its own clients.
+TEST_F(SdkTest, OneThatIsNewToItIsAskedForTheOutcomeThatWasMissed) {
+  RunningClient client = StartClient();
+  server_.SendTask(Task(1));
+  ASSERT_TRUE(server_.WaitForUploads(1));
+  v1::Joined joined = JoinedMessage();
+  joined.set_committed_round(1);
+  joined.mutable_last_outcome()->set_round(1);
+  joined.mutable_last_outcome()->set_committed(true);
+  server_.SetJoined(joined);
+  server_.ScriptFate(1, true);
+  server_.DropSession();
+  ASSERT_TRUE(trainer_.WaitForOutcomes(1));
+  EXPECT_THAT(trainer_.outcomes(), ElementsAre(AllOf(Field(&RoundOutcome::round, 1),
+                                                     Field(&RoundOutcome::included, true))));
+  EXPECT_THAT(server_.inquiries(), ElementsAre(1));
+  EXPECT_EQ(client->stats().included, 1u);
+}
+
+TEST_F(SdkTest, AsksWhereItIsToldToAndBeforeItTrainsForAnotherRound) {
+  RunningClient client = StartClient();
+  server_.ScriptFate(1, false);
+  server_.ScriptFate(2, true);
+  server_.SendTask(Task(1));
+  ASSERT_TRUE(server_.WaitForUploads(1));
+  v1::SessionResponse ask;
+  ask.mutable_outcome()->set_round(1);
+  ask.mutable_outcome()->set_committed(true);
+  ask.mutable_outcome()->set_ask(true);
+  server_.Send(ask);
+  ASSERT_TRUE(trainer_.WaitForOutcomes(1));
+  EXPECT_FALSE(trainer_.outcomes()[0].included);
+  server_.SendTask(Task(2));
+  ASSERT_TRUE(server_.WaitForUploads(2));
+  server_.SendTask(Task(3));  // and no word of round 2
+  ASSERT_TRUE(server_.WaitForUploads(3));
+  EXPECT_THAT(
+      trainer_.outcomes(),
+      ElementsAre(AllOf(Field(&RoundOutcome::round, 1), Field(&RoundOutcome::included, false)),
+                  AllOf(Field(&RoundOutcome::round, 2), Field(&RoundOutcome::included, true))));
+  EXPECT_THAT(server_.inquiries(), ElementsAre(1, 2));
+}
+
+TEST_F(SdkTest, ARoundOfWhichNobodyKnowsAnyMoreCountsAsNotIncluded) {
   RunningClient client = StartClient();
   server_.SendTask(Task(1));
   ASSERT_TRUE(server_.WaitForUploads(1));

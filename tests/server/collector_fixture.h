@@ -64,7 +64,8 @@ class CollectorFixture : public testing::Test {
         loop_.get(), limits,
         Collector::Callbacks{.members_changed = [] {},
                              .closed = [this](CollectedRound round) { closed_ = round; },
-                             .claim = claim_});
+                             .claim = claim_,
+                             .inquire = inquire_});
     thread_ = std::thread([this] { loop_->Run(); });
     OnLoop([this] { collector_->Open("run", TestLayout()); });
   }
@@ -130,7 +131,9 @@ class CollectorFixture : public testing::Test {
     return out;
   }
   void FinishRound(bool committed = true, const std::string& why_not = "") {
-    OnLoop([&] { collector_->Finish(committed, committed, why_not); });
+    OnLoop([&] {
+      collector_->Finish({.committed = committed, .included = committed, .why_not = why_not});
+    });
   }
 
   RealClock clock_;
@@ -139,6 +142,7 @@ class CollectorFixture : public testing::Test {
   v1::RoundSpec spec_;
   std::optional<CollectedRound> closed_;
   std::function<void(const v1::Claims&)> claim_;  // to the parent, where there is one; before Start
+  std::function<void(const v1::Inquiry&)> inquire_;  // likewise
   std::map<std::string, std::shared_ptr<HeldSession>> sessions_;
   std::unique_ptr<Collector> collector_;
   std::thread thread_;

@@ -48,7 +48,7 @@ TEST_F(CollectorTest, AnUploadOfARoundGivenUpDoesNotCountAsAnothersInTheRetry) {
       const double expected = 10 * std::ldexp(double{deltas.Value(0, i)}, grid_.fraction_bits);
       ASSERT_EQ(static_cast<double>(collector_->sum()->sums()[i]), expected) << i;
     }
-    collector_->Finish(true, true, "");
+    collector_->Finish({.committed = true, .included = true});
   });
 }
 

@@ -36,6 +36,8 @@ class HeldSession final : public Session {
     if (message->has_joined()) offer_above_bytes = message->joined().offer_above_bytes();
     if (message->has_grant()) grants_.push_back(message->grant().round());
     if (message->has_claims()) claims_.push_back(message->claims());
+    if (message->has_outcome()) outcomes_.push_back(message->outcome());
+    if (message->has_verdict()) verdicts_.push_back(message->verdict());
     changed_.notify_all();
   }
   void Finish() override {}
@@ -51,6 +53,15 @@ class HeldSession final : public Session {
     std::lock_guard lock(mu_);
     return claims_;
   }
+  std::vector<v1::Outcome> outcomes() {
+    std::lock_guard lock(mu_);
+    return outcomes_;
+  }
+  // The answers to a rack's inquiries.
+  std::vector<v1::Verdict> verdicts() {
+    std::lock_guard lock(mu_);
+    return verdicts_;
+  }
   bool AwaitGrant(absl::Duration limit) {
     std::unique_lock lock(mu_);
     return changed_.wait_for(lock, absl::ToChronoSeconds(limit), [&] { return !grants_.empty(); });
@@ -64,6 +75,8 @@ class HeldSession final : public Session {
   std::condition_variable changed_;
   std::vector<uint64_t> grants_;
   std::vector<v1::ClaimsAnswer> claims_;
+  std::vector<v1::Outcome> outcomes_;
+  std::vector<v1::Verdict> verdicts_;
 };
 
 // Runs it on the loop, after all that was posted before, and waits for its end.

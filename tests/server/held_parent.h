@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -63,8 +64,12 @@ class HeldParent final : public v1::Aggregator::Service {
     link->set_transport("tcp");
     link->set_address(listener_->address());
     stream->Write(response);
-    while (stream->Read(&request)) {
-    }
+    do {
+      std::unique_lock lock(mu_);
+      changed_.wait_for(lock, absl::ToChronoSeconds(kLimit), [this] { return reading_; });
+      if (request.has_report()) reports_.push_back(request.report());
+      changed_.notify_all();
+    } while (stream->Read(&request));
     HandOver(this);
     return grpc::Status::OK;
   }
@@ -74,6 +79,19 @@ class HeldParent final : public v1::Aggregator::Service {
     auto link = listener_->Accept(Deadline::After(kLimit));
     EXPECT_TRUE(link.ok()) << link.status();
     return link.ok() ? *std::move(link) : nullptr;
+  }
+  // Whether what the child says on its session is read, once it has joined.
+  void Read(bool reading) {
+    std::lock_guard lock(mu_);
+    reading_ = reading;
+    changed_.notify_all();
+  }
+  // Waits for so many.
+  std::vector<v1::Report> reports(size_t count) {
+    std::unique_lock lock(mu_);
+    changed_.wait_for(lock, absl::ToChronoSeconds(kLimit),
+                      [&] { return reports_.size() >= count; });
+    return reports_;
   }
   // What the child held at each of its joins.
   std::vector<std::string> helds() {
@@ -87,6 +105,9 @@ class HeldParent final : public v1::Aggregator::Service {
   std::unique_ptr<grpc::Server> server_;
   int port_ = 0;
   std::mutex mu_;
+  std::condition_variable changed_;
+  bool reading_ = true;  // guarded by mu_, as all below
+  std::vector<v1::Report> reports_;
   std::vector<std::string> helds_;
 };
 

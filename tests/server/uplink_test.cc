@@ -197,6 +197,34 @@ absl::StatusOr<transport::Chunk> Begin(transport::Link& link) {
   return link.Receive(Deadline::After(kPatience));
 }
 
+// A stopped process: its machine takes in what fits into its windows, and then nothing more.
+TEST_F(UplinkTest, AParentThatDoesNotReadHoldsUpNobodyAndIsToldAllInItsOrderLater) {
+  const auto link = parent_.Accept();  // the child has joined
+  parent_.Read(false);
+  constexpr uint64_t kReports = 400;
+  const std::string text(100'000, 'x');  // 40 MB: more than any window
+  for (uint64_t round = 1; round <= kReports; ++round) {
+    v1::Report report;
+    report.set_round(round);
+    report.set_declined(text);
+    uplink_->SendReport(report);  // hangs where it waits for the parent
+  }
+  parent_.Read(true);
+  const std::vector<v1::Report> reports = parent_.reports(kReports);
+  ASSERT_EQ(reports.size(), kReports);
+  for (uint64_t i = 0; i < kReports; ++i) ASSERT_EQ(reports[i].round(), i + 1);
+}
+
+TEST_F(UplinkTest, AParentThatLeavesEverythingUnreadLosesTheSession) {
+  ASSERT_NE(parent_.Accept(), nullptr);
+  parent_.Read(false);
+  v1::Report report;
+  report.set_declined(std::string(1000, 'x'));
+  for (int i = 0; i < 100'000; ++i) uplink_->SendReport(report);
+  parent_.Read(true);
+  EXPECT_NE(parent_.Accept(), nullptr) << "it has joined again";
+}
+
 // The parent does not read: a caller that waited for the forwarder would wait with it.
 TEST_F(UplinkTest, AbandonDoesNotWaitAndTheNextForwardGoesThrough) {
   const auto stuck = parent_.Accept();
