@@ -15,7 +15,7 @@ using Kind = AsyncAction::Kind;
 
 void AsyncMachine::Restore(const std::vector<Contribution>& counted, uint64_t version,
                            uint64_t from, const std::vector<Contribution>& voided) {
-  version_ = version;
+  version_ = open_from_ = version;
   counted_from_ = from;
   for (const Contribution& c : counted) fates_[{c.base, c.id}] = true;
   for (const Contribution& c : voided) Void(c.id, c.base);
@@ -36,6 +36,9 @@ Actions AsyncMachine::Open(const AsyncPlan& plan, uint64_t version, absl::Durati
   const uint64_t oldest = version_ > plan_.max_staleness ? version_ - plan_.max_staleness : 0;
   counted_from_ = std::max(counted_from_, oldest);
   fates_.erase(fates_.begin(), fates_.lower_bound({counted_from_, ""}));
+  // Where the run has gone back, these are of models that are not made yet.
+  fates_.erase(fates_.lower_bound({version_, ""}), fates_.end());
+  open_from_ = version_;
   // Whoever had a task of an older version may have one of this.
   for (const auto& [order, id] : spent_) {
     members_.at(id).work = Work::kFree;
@@ -53,7 +56,8 @@ Actions AsyncMachine::Open(const AsyncPlan& plan, uint64_t version, absl::Durati
   return Advance(now, std::move(actions));
 }
 
-void AsyncMachine::Settle(bool applied) {
+void AsyncMachine::Settle(bool applied, bool over) {
+  if (over) open_from_ = version_ + 1;
   for (const auto& [key, contribution] : in_buffer_) {
     if (applied) fates_[key] = true;
     const auto it = members_.find(contribution.id);
@@ -377,7 +381,18 @@ Fate AsyncMachine::FateOf(const std::string& id, uint64_t base) const {
       if (c.id == id && c.base == base) return Fate::kUndecided;
     }
   }
-  return base < counted_from_ ? Fate::kUnknown : Fate::kNotCounted;
+  if (base < counted_from_) return Fate::kUnknown;
+  if (base > version_) return Fate::kNotCounted;  // of a timeline that is lost
+  if (base >= open_from_) return Fate::kUndecided;
+  for (const std::string& rack : aggregators_) {
+    const State& state = members_.at(rack);
+    if (state.tasked && state.buffered > 0 && !sums_in_.contains(rack)) return Fate::kUndecided;
+  }
+  return Fate::kNotCounted;
+}
+
+void AsyncMachine::Void(const std::string& id, uint64_t base) {
+  if (base >= counted_from_ && base < open_from_) fates_.insert({{base, id}, false});
 }
 
 }  // namespace tributary::aggregation

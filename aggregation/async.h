@@ -100,8 +100,9 @@ class AsyncMachine {
   // A buffer opens on model `version`; what was admitted and not folded is offered again by Commit.
   Actions Open(const AsyncPlan& plan, uint64_t version, absl::Duration now);
   // The closed buffer's fate: its sum is in a committed model (which is a later version), or is
-  // lost, and its clients may train again.
-  void Settle(bool applied);
+  // lost, and its clients may train again. `over`: the version is, with this sum or without.
+  void Settle(bool applied) { Settle(applied, applied); }
+  void Settle(bool applied, bool over);
 
   Actions Joined(const Member& member, absl::Duration now);  // again too: a task of before is void
   Actions Left(const std::string& id, uint64_t epoch, absl::Duration now);
@@ -135,10 +136,12 @@ class AsyncMachine {
   Actions Refused(uint64_t ticket, const std::string& reason, absl::Duration now);  // for good
   void CountBelow(const std::map<std::string, uint64_t>& rejected, uint64_t stale);
 
-  // What became of the update of `id` from version `base`, as far as this node knows.
+  // What became of the update of `id` from version `base`, as far as this node knows. Undecided too
+  // while the buffer on that version is not over, or a rack has updates that may be it.
   Fate FateOf(const std::string& id, uint64_t base) const;
-  // Its client has been told that it does not count: from here on it is refused.
-  void Void(const std::string& id, uint64_t base) { fates_.insert({{base, id}, false}); }
+  // Its client has been told that it does not count: from here on it is refused. Nothing where no
+  // such update could count anyway.
+  void Void(const std::string& id, uint64_t base);
 
   Actions Timer(absl::Duration now);
   std::optional<absl::Duration> NextTimer() const;
@@ -243,6 +246,7 @@ class AsyncMachine {
   // As far back as an update may come from: in committed models (true), or voided.
   std::map<Key, bool> fates_;
   uint64_t counted_from_ = 0;
+  uint64_t open_from_ = 0;  // the oldest version whose buffer is not over
 };
 
 }  // namespace tributary::aggregation

@@ -8,9 +8,15 @@ namespace tributary::aggregation {
 void OutcomeLog::Begin(uint64_t round) {
   last_.clear();
   known_from_ = round;
+  newest_ = 0;
+}
+
+void OutcomeLog::Running(uint64_t round) {
+  if (round <= newest_) Begin(round);
 }
 
 void OutcomeLog::Committed(uint64_t round, std::span<const std::string> clients) {
+  newest_ = round;
   for (const std::string& client : clients) last_[client] = round;
   if (round >= rounds_) known_from_ = std::max(known_from_, round - rounds_ + 1);
   if (last_.size() > most_clients_) known_from_ = round;

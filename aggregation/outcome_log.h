@@ -30,7 +30,10 @@ class OutcomeLog {
 
   // Forgets all; of rounds before `round` nothing is known, of it and those after it everything.
   void Begin(uint64_t round);
-  // Rounds only go forward; those that are left out have counted nobody.
+  // A round begins. Where it, or a later one, was committed already, the run has gone back: what is
+  // known of it is forgotten.
+  void Running(uint64_t round);
+  // Rounds go forward; those that are left out have counted nobody.
   void Committed(uint64_t round, std::span<const std::string> clients);
   // kCounted, kNotCounted or kUnknown of the update of `client` whose task was of `round`.
   Fate Of(absl::string_view client, uint64_t round) const;
@@ -39,6 +42,7 @@ class OutcomeLog {
   uint64_t rounds_;
   size_t most_clients_;
   uint64_t known_from_ = 0;
+  uint64_t newest_ = 0;
   absl::flat_hash_map<std::string, uint64_t> last_;
 };
 

@@ -389,6 +389,15 @@ RoundResult RoundMachine::Result() const {
   return result;
 }
 
+std::vector<std::string> RoundMachine::Contributors(uint32_t parts) const {
+  std::vector<std::string> out;
+  for (const auto& [client, holder] : claims_) {
+    if (holder.counted && holder.part < parts) out.push_back(client);
+  }
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
 std::vector<MemberTime> RoundMachine::Times() const {
   std::vector<MemberTime> times;
   for (const auto& [id, state] : members_) {

@@ -287,6 +287,8 @@ class RoundMachine {
   Answer AnswerOf(const std::string& id) const;  // kGone where unknown or not in the cohort
   std::vector<std::string> Awaited() const;      // ids without an answer, ascending, for the log
   RoundResult Result() const;                    // once closed; only `late` still grows
+  // The clients in the first `parts` of this node's sums, ascending; Result has those of the last.
+  std::vector<std::string> Contributors(uint32_t parts) const;
   // Those who had a task, in the order of their ids.
   std::vector<MemberTime> Times() const;
   // Once closed: the round whose update it still works on and may carry into the next round; 0:

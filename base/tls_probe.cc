@@ -19,6 +19,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/clock.h"
 #include "base/internal/openssl.h"
 #include "base/toml_checks.h"
 
@@ -34,7 +35,8 @@ constexpr unsigned char kAlertRecord = 0x15;
 class Socket {
  public:
   // Not connected where nobody answers within `limit`.
-  Socket(const std::string& host, int port, absl::Duration limit) {
+  Socket(const std::string& host, int port, absl::Duration limit)
+      : until_(RealClock().Monotonic() + limit) {
     addrinfo hints = {};
     hints.ai_socktype = SOCK_STREAM;
     addrinfo* found = nullptr;
@@ -67,8 +69,13 @@ class Socket {
     std::string bytes;       // empty at the end of the connection, or
     bool timed_out = false;  // of patience
   };
+  // However many pieces it comes in, all of it within the limit.
   Received Receive() const {
     std::array<char, 16384> buffer;
+    const absl::Duration left = until_ - RealClock().Monotonic();
+    if (left < absl::Milliseconds(1)) return {.bytes = "", .timed_out = true};
+    const timeval patience = absl::ToTimeval(left);
+    setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
     const ssize_t got = recv(fd_, buffer.data(), buffer.size(), 0);
     if (got > 0) return {.bytes = std::string(buffer.data(), static_cast<size_t>(got))};
     return {.bytes = "", .timed_out = got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)};
@@ -79,6 +86,7 @@ class Socket {
     if (fd_ >= 0) close(fd_);
     fd_ = -1;
   }
+  const absl::Duration until_;
   int fd_ = -1;
 };
 

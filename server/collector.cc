@@ -100,6 +100,7 @@ absl::Status Collector::Begin(const v1::RoundSpec& spec, const aggregation::Grid
   }
   spec_ = spec;
   if (train) stragglers_.BeginRound(spec_);
+  if (train) outcomes_.Running(spec_.round());
   grid_ = grid;
   model_ = std::move(model);
   shelf_.Put(model_);
@@ -355,15 +356,15 @@ v1::Outcome Collector::OutcomeFor(const std::string& id, uint32_t parts) const {
 void Collector::FinishRound(const Ending& ending) {
   const aggregation::RoundResult result = machine_->Result();
   if (ending.committed && ending.included) {
-    outcomes_.Committed(spec_.round(), result.contributors);
+    outcomes_.Committed(spec_.round(), machine_->Contributors(ending.parts));
   }
   for (auto& [id, child] : children_) {
     const Answer answer = machine_->AnswerOf(id);
     const auto claim = claims_.clients.find(id);
     const bool elsewhere = claim != claims_.clients.end() && claim->second == ClaimState::kTaken;
     // It came within the round, and the parent has not said whether it is counted already.
-    const bool unsure = claim != claims_.clients.end() && !elsewhere &&
-                        claim->second != ClaimState::kGranted;
+    const bool unsure =
+        claim != claims_.clients.end() && !elsewhere && claim->second != ClaimState::kGranted;
     if (answer == Answer::kGone && machine_->PartsOf(id, ending.parts) == 0 && !elsewhere) {
       continue;  // no part in it
     }

@@ -155,7 +155,7 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   void ClaimAgain();  // to a parent that may know nothing of what was claimed
 
   // ---- collector_inquiries.cc: for clients that missed an outcome
-  void ParentKnows(const v1::Verdict& verdict);
+  void ParentKnows(const v1::Verdicts& verdicts);
   void AskAgain() { ResolveAll(true); }  // a parent that may know nothing of what was asked
   bool closed() const { return machine_ == nullptr || closed_reported_; }
   uint32_t part() const { return machine_ == nullptr ? 0 : machine_->part(); }
@@ -236,15 +236,19 @@ class Collector final : public FrontDoorHandler, public TierHandler {
 
   // An update: its client, and the round of its task.
   using Update = std::pair<std::string, uint64_t>;
-  struct Question {
+  struct OpenQuestion {
+    uint64_t round = 0;
     std::set<std::string> askers;         // children
     std::optional<absl::Duration> asked;  // of the parent, when last; none: not yet
   };
   void Inquired(const std::string& asker, const Child& child, const v1::Inquiry& inquiry);
+  void Question(const std::string& asker, const Update& update);
   aggregation::Fate FateOf(const Update& update) const;
-  void Resolve(const Update& update, bool ask_again);  // answers, passes on, or leaves it for later
+  void Resolve(const std::string& id, bool ask_again);  // answers, passes on, or leaves it
   void ResolveAll(bool ask_again);
-  void PassOn(const Update& update, bool again, Question* question);
+  void PassOn(const Update& update, bool again, OpenQuestion* question);
+  void SendInquiriesSoon();
+  void SendInquiries();
   void TellFate(const std::string& asker, const Update& update, aggregation::Fate fate);
 
   void Join(std::shared_ptr<Session> session);
@@ -447,7 +451,10 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   uint64_t last_round_ = 0;
   std::map<std::string, uint32_t> last_children_;  // and how many of their partial sums
   aggregation::OutcomeLog outcomes_;               // of rounds, not of an asynchronous run
-  std::map<Update, Question> questions_;
+  std::map<std::string, OpenQuestion> questions_;  // by client
+  v1::Inquiry to_ask_;                             // of the parent, when this turn of the loop ends
+  std::map<std::string, v1::Verdicts> to_tell_;    // likewise, by aggregator
+  bool inquiries_posted_ = false;
 };
 
 }  // namespace tributary::server

@@ -289,7 +289,8 @@ void Collector::FinishBuffer(const Ending& ending) {
       outcome->set_reason(in || !ending.why_not.empty() ? ending.why_not
                                                         : "its sum came too late or not at all");
       // A rack's sum may have been refused for what another rack has brought already.
-      outcome->set_ask(!child.aggregator && callbacks_.inquire != nullptr);
+      outcome->set_ask(!child.aggregator && callbacks_.inquire != nullptr &&
+                       (ending.committed || !ending.known));
     }
     child.session->Send(std::move(response));
   };
@@ -312,7 +313,7 @@ void Collector::FinishBuffer(const Ending& ending) {
       for (const Contribution& c : result.contributions) last_rounds_[c.id] = c.base + 1;
     }
   }
-  async_->Settle(ending.committed && ending.included);
+  async_->Settle(ending.committed && ending.included, ending.committed);
   ResolveAll(false);
   RearmAsync();
 }

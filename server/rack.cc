@@ -43,8 +43,8 @@ void Rack::OnParentClaims(v1::ClaimsAnswer answer) {
   });
 }
 
-void Rack::OnParentVerdict(v1::Verdict verdict) {
-  loop_.Post([this, verdict = std::move(verdict)] { collector_->ParentKnows(verdict); });
+void Rack::OnParentVerdicts(v1::Verdicts verdicts) {
+  loop_.Post([this, verdicts = std::move(verdicts)] { collector_->ParentKnows(verdicts); });
 }
 
 void Rack::OnParentStop(v1::Stop stop) {
@@ -135,7 +135,7 @@ void Rack::Joined(const v1::Joined& joined) {
   spdlog::info("joined run \"{}\" again", run_);
   if (joined.has_last_outcome() && waiting_outcome_ &&
       joined.last_outcome().round() == parent_spec_.round()) {
-    Outcome(joined.last_outcome());
+    Outcome(joined.last_outcome(), false);
   }
   collector_->ClaimAgain();
   collector_->AskAgain();
@@ -161,6 +161,7 @@ void Rack::Take(const v1::Task& task) {
       GiveUp("");
       return;
     }
+    if (waiting_outcome_ && round_.result.clients == 0 && !second_.has_value()) SayEmpty();
     if (waiting_outcome_) SendUp();
     collector_->ClaimAgain();
     return;

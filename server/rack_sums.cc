@@ -13,29 +13,32 @@ namespace tributary::server {
 
 // What is to go up is there.
 void Rack::SumClosed(CollectedRound round) {
-  const v1::RoundSpec& spec = parent_spec_;
   round_ = std::move(round);
   first_in_ = first_refused_ = false;
   second_.reset();
   waiting_outcome_ = true;
   Buffered(0);  // what it had is on its way
   if (round_.result.clients == 0) {
-    v1::Report report;
-    report.set_round(spec.round());
-    report.set_kind(spec.kind());
-    report.set_declined(absl::StrCat("no update was accepted: ", round_.result.why_not));
-    for (const auto& [reason, count] : round_.result.rejected) {
-      auto* entry = report.add_rejected();
-      entry->set_reason(reason);
-      entry->set_count(count);
-    }
-    report.set_late(round_.result.late);
-    uplink_->SendReport(report);
+    SayEmpty();
     if (shutting_down_) loop_.Post([this] { EndShutdown(); });  // nobody is left to wait for
   } else if (own_ == nullptr || own_->last()) {
     SendUp();
   }
   TakeEarlyOutcome();
+}
+
+void Rack::SayEmpty() {
+  v1::Report report;
+  report.set_round(parent_spec_.round());
+  report.set_kind(parent_spec_.kind());
+  report.set_declined(absl::StrCat("no update was accepted: ", round_.result.why_not));
+  for (const auto& [reason, count] : round_.result.rejected) {
+    auto* entry = report.add_rejected();
+    entry->set_reason(reason);
+    entry->set_count(count);
+  }
+  report.set_late(round_.result.late);
+  uplink_->SendReport(report);
 }
 
 // The sum of those who came, or were late, while the first was on its way.
@@ -118,7 +121,7 @@ void Rack::TakeEarlyOutcome() {
   Outcome(outcome);
 }
 
-void Rack::Outcome(const v1::Outcome& outcome) {
+void Rack::Outcome(const v1::Outcome& outcome, bool whole) {
   if (!collector_->running() || outcome.round() != parent_spec_.round() ||
       parent_spec_.kind() != v1::TRAIN) {
     return;
@@ -159,7 +162,8 @@ void Rack::Outcome(const v1::Outcome& outcome) {
                       .included = outcome.included(),
                       .why_not = outcome.reason(),
                       .parts = parts,
-                      .parent_included = outcome.sum_included()});
+                      .parent_included = outcome.sum_included(),
+                      .known = whole});
   Publish(std::move(report));
   BeginPending();
 }

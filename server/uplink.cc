@@ -166,7 +166,6 @@ class GrpcUplink final : public Uplink {
       if (joined) wait = kBackoffMin;
       {
         std::lock_guard lock(mu_);
-        EndStream();
         link_wanted_.reset();
         if (link_ != nullptr) link_->Cancel("the parent's session has ended");
         if (done_) return;
@@ -226,10 +225,17 @@ class GrpcUplink final : public Uplink {
     {
       std::unique_lock lock(mu_);
       EndStream();
-      // The stream has ended, so a write on it does too.
-      wake_.wait(lock, [this] { return !writing_; });
+      // The stream has ended, so a write on it does too; but not where it was a message that did
+      // not read.
+      const auto written = [this] { return !writing_; };
+      if (!wake_.wait_for(lock, absl::ToChronoNanoseconds(kGoodbye), written)) {
+        context.TryCancel();
+        wake_.wait(lock, written);
+      }
     }
     const grpc::Status status = stream->Finish();
+    std::lock_guard lock(mu_);
+    context_ = nullptr;
     return absl::UnavailableError(status.ok() ? "the session ended" : status.error_message());
   }
 
@@ -277,8 +283,8 @@ class GrpcUplink final : public Uplink {
       handler_->OnParentCollect(response->collect().round());
     } else if (response->has_claims()) {
       handler_->OnParentClaims(std::move(*response->mutable_claims()));
-    } else if (response->has_verdict()) {
-      handler_->OnParentVerdict(std::move(*response->mutable_verdict()));
+    } else if (response->has_verdicts()) {
+      handler_->OnParentVerdicts(std::move(*response->mutable_verdicts()));
     } else if (response->has_refused()) {
       if (response->refused().retry_after_ms() == 0) {
         Done();
@@ -300,7 +306,6 @@ class GrpcUplink final : public Uplink {
   // mu_ held. What was not written is for a session that is over: whoever said it says it anew.
   void EndStream() {
     stream_ = nullptr;
-    context_ = nullptr;
     unread_.clear();
     wake_.notify_all();
   }
@@ -332,25 +337,28 @@ class GrpcUplink final : public Uplink {
   // The only one that writes, after the Join: it may wait for the parent as long as that takes.
   void WriterLoop() {
     std::unique_lock lock(mu_);
+    bool beat = false;  // the last one was a heartbeat: however many are due, others have a turn
     while (true) {
       wake_.wait_for(lock, absl::ToChronoNanoseconds(heartbeat_every_),
                      [this] { return stopping_ || heartbeat_due_ || !unread_.empty(); });
       if (stopping_) return;
       v1::SessionRequest request;
-      if (!unread_.empty() && !heartbeat_due_) {
+      beat = unread_.empty() || (heartbeat_due_ && !beat);
+      if (!beat) {
         request = std::move(unread_.front());
         unread_.pop_front();
       } else {
         heartbeat_due_ = false;
         request = Heartbeat();
       }
-      const std::shared_ptr<Stream> stream = stream_;
+      std::shared_ptr<Stream> stream = stream_;
       if (stream == nullptr) continue;
       writing_ = true;
       lock.unlock();
       // A failed write is not an error of its own: the reading side sees the stream end.
       stream->Write(request);
       lock.lock();
+      stream = nullptr;  // it must not outlive the session's context
       writing_ = false;
       wake_.notify_all();
     }

@@ -32,7 +32,7 @@ class UplinkHandler {
   virtual void OnParentRefused(std::string reason) = 0;  // for good
   virtual void OnParentCollect(uint64_t /*round*/) {}    // the sum is wanted
   virtual void OnParentClaims(v1::ClaimsAnswer /*answer*/) {}
-  virtual void OnParentVerdict(v1::Verdict /*verdict*/) {}
+  virtual void OnParentVerdicts(v1::Verdicts /*verdicts*/) {}
   virtual void OnModel(std::shared_ptr<const ModelVersion> model) = 0;
   // The parent has all of a partial sum, or refuses it, or the last try failed.
   virtual void OnForwarded(uint64_t round, absl::Status status, double seconds) = 0;

@@ -137,7 +137,7 @@ void AsyncArm::Act(Node& node, const AsyncMachine::Actions& actions) {
         After(config_.racks.latency_s, Kind::kCollect, IndexOf(action.member), node.version);
         break;
       case AsyncAction::Kind::kAbort:
-        nodes_[IndexOf(action.member)]->ticket = 0;
+        if (node.root) nodes_[IndexOf(action.member)]->ticket = 0;  // racks' clients do not rejoin
         break;
       case AsyncAction::Kind::kStarved:
         break;

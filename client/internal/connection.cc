@@ -136,7 +136,7 @@ void Connection::OnStreamMessage(const SessionStream* stream, v1::SessionRespons
       break;
     case v1::SessionResponse::kCollect:  // for racks
     case v1::SessionResponse::kClaims:
-    case v1::SessionResponse::kVerdict:
+    case v1::SessionResponse::kVerdicts:
     case v1::SessionResponse::MESSAGE_NOT_SET:
       break;  // of a later release: not for us
   }

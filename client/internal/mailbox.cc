@@ -15,7 +15,7 @@ void Mailbox::Changed() {
 }
 
 void Mailbox::Push(decltype(Event::what) what) {
-  events_.push_back({++sequence_, std::move(what)});
+  events_.push_back({++sequence_, std::chrono::steady_clock::now(), std::move(what)});
   Changed();
 }
 
@@ -49,7 +49,8 @@ void Mailbox::PostTask(v1::Task task) {
 
 void Mailbox::PostOutcome(v1::Outcome outcome) {
   std::lock_guard lock(mu_);
-  over_round_ = std::max<uint64_t>(over_round_, outcome.round());
+  // An answer may be to a question of before a run was resumed from an older checkpoint.
+  if (!outcome.answer()) over_round_ = std::max<uint64_t>(over_round_, outcome.round());
   Push(std::move(outcome));
 }
 
@@ -109,7 +110,7 @@ Event Mailbox::Next() {
     remains.clear();
     lock.lock();
   }
-  if (shutdown_) return {0, End{absl::CancelledError("the client was shut down")}};
+  if (shutdown_) return {0, {}, End{absl::CancelledError("the client was shut down")}};
   Event event = std::move(events_.front());
   events_.pop_front();
   return event;
@@ -186,6 +187,14 @@ bool Mailbox::Over(const TaskKey& key) const {
 bool Mailbox::Lost(uint64_t generation) const {
   std::lock_guard lock(mu_);
   return uplink_.channel == nullptr || uplink_.generation != generation;
+}
+
+bool Mailbox::HasTask(uint64_t round) const {
+  std::lock_guard lock(mu_);
+  return std::any_of(events_.begin(), events_.end(), [&](const Event& event) {
+    const auto* task = std::get_if<v1::Task>(&event.what);
+    return task != nullptr && task->spec().kind() == v1::TRAIN && task->spec().round() == round;
+  });
 }
 
 Presence Mailbox::presence() const {

@@ -1,6 +1,7 @@
 // Where gRPC's threads leave what happened for Run's thread, which waits here and nowhere else.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -47,6 +48,7 @@ struct End {
 };
 struct Event {
   uint64_t sequence = 0;  // in order of arrival, from 1
+  std::chrono::steady_clock::time_point came = {};
   std::variant<v1::Joined, v1::Task, v1::Outcome, Trouble, End> what;
 };
 
@@ -96,6 +98,7 @@ class Mailbox {
   bool Superseded(const TaskKey& key) const;  // ending, or another task has come
   bool Over(const TaskKey& key) const;        // that, or the round's outcome is known
   bool Lost(uint64_t generation) const;       // that session is no longer up
+  bool HasTask(uint64_t round) const;         // a task to train in that round waits
   Presence presence() const;
   // An offer is about to be made: grants of earlier ones do not count.
   void ExpectGrant();

@@ -75,7 +75,7 @@ absl::Status Participant::Loop() {
     } else if (const auto* trouble = std::get_if<Trouble>(&event.what)) {
       Handle(*trouble);
     } else {
-      Handle(std::move(std::get<v1::Task>(event.what)), event.sequence);
+      Handle(std::move(event));
     }
   }
 }
@@ -132,7 +132,9 @@ bool Participant::Inquire() {
   // No patience of its own: heartbeats tell whether the aggregator lives, and rounds end.
   mailbox_->Wait(absl::InfiniteDuration(), [&] {
     if (!told.has_value()) told = mailbox_->TakeOutcome(round);
-    return told.has_value() || mailbox_->ending() || mailbox_->Lost(generation);
+    // Where its task comes again, nothing is over, and the aggregator waits for us.
+    return told.has_value() || mailbox_->ending() || mailbox_->Lost(generation) ||
+           mailbox_->HasTask(round);
   });
   if (!told.has_value()) return false;
   Settle(*told);
@@ -167,6 +169,7 @@ void Participant::Settle(const v1::Outcome& outcome) {
   }
   if (pending) SaveResiduals();
   mailbox_->SetCommittedRound(round);
+  settled_round_ = round;
   // An update of an earlier life: this one's trainer has not made it.
   if (pending && !mine) return;
   RoundOutcome told;
@@ -180,7 +183,6 @@ void Participant::Settle(const v1::Outcome& outcome) {
   }
   if (told.included) ++counters_.included;
   if (mine) open_.reset();
-  settled_round_ = round;
   trainer_->OnOutcome(told);
 }
 
@@ -200,14 +202,14 @@ std::string Participant::WhyNotMine(const v1::RoundSpec& spec) const {
   return "";
 }
 
-void Participant::Handle(v1::Task task, uint64_t sequence) {
-  const auto received = std::chrono::steady_clock::now();
+void Participant::Handle(Event event) {
+  v1::Task& task = std::get<v1::Task>(event.what);
   const TaskKey key = KeyOf(task.spec());
   if (mailbox_->Superseded(key)) return;
   if (const std::string why = WhyNotMine(task.spec()); !why.empty()) return Decline(key, why);
   if (key.kind == v1::TRAIN) {
     if (open_.has_value() && open_->key == key) {
-      if (sequence <= open_->covered) return;
+      if (event.sequence <= open_->covered) return;
       if (open_->delta.segments != nullptr) return SendUpdate();
       if (!open_->note.empty()) return Decline(key, open_->note);
     } else if (PendingRound() != 0 && PendingRound() != key.round) {
@@ -226,7 +228,7 @@ void Participant::Handle(v1::Task task, uint64_t sequence) {
     return;
   }
   TrainTask work{std::move(*task.mutable_spec()), layout_, *std::move(base)};
-  work.received = received;
+  work.received = event.came;
   for (uint32_t t = 0; t < layout_->tensors().size(); ++t) {
     work.memory.push_back(residuals_.Committed(t, Kept::kMemory));
   }

@@ -46,13 +46,13 @@ class Participant final : public Client {
   absl::Status Loop();
   absl::Status Handle(const v1::Joined& joined);  // not OK: the end
   void Handle(const v1::Outcome& outcome);
-  void Handle(v1::Task task, uint64_t sequence);
+  void Handle(Event task);
   void Handle(const Trouble& trouble);
   void Settle(const v1::Outcome& outcome);
   // The round of the update whose outcome is not known, of this life or an earlier one; 0: none.
   uint64_t PendingRound() const;
-  // Asks the aggregator what became of that update, and settles it. False: the session ended first,
-  // or the client does; it is asked again in the next.
+  // Asks the aggregator what became of that update, and settles it. False: the session ended first
+  // (it is asked again in the next), the client does, or the update's task has come again.
   bool Inquire();
   void SaveResiduals();
 

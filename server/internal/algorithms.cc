@@ -170,6 +170,11 @@ void CheckAlgorithms(TomlReader& toml, const Config& c, const ModelLayout* layou
   const bool feddyn = values.at("feddyn") > 0;
   const std::string key = scaffold ? "scaffold" : feddyn ? "feddyn" : "";
   CheckPopulation(toml, key);
+  toml.Require(values.at("fednova") == 0 || c.cohort.weighting != "inverse_probability", "training",
+               "fednova",
+               "[training] fednova = 1 weighs steps by examples, [cohort] weighting = "
+               "\"inverse_probability\" weighs updates otherwise: set fednova = 0, or weighting = "
+               "\"examples\"");
   if (key.empty()) return;
   for (const char* other : {"fednova", "mu", "feddyn"}) {
     if (other == key || values.at(other) == 0) continue;

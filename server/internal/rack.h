@@ -27,7 +27,7 @@ class Rack final : public NodeBase, public UplinkHandler {
   void OnParentOutcome(v1::Outcome outcome) override;
   void OnParentCollect(uint64_t round) override;
   void OnParentClaims(v1::ClaimsAnswer answer) override;
-  void OnParentVerdict(v1::Verdict verdict) override;
+  void OnParentVerdicts(v1::Verdicts verdicts) override;
   void OnParentStop(v1::Stop stop) override;
   void OnParentRefused(std::string reason) override;
   void OnParentGoingAway() override;
@@ -69,12 +69,14 @@ class Rack final : public NodeBase, public UplinkHandler {
   void SecondClosed(CollectedRound round);
   // The parent's name for the second sum: it may be the first that it gets.
   uint32_t Sent() const { return round_.result.clients > 0 ? 1 : 0; }
+  void SayEmpty();  // nothing goes up
   void SendUp();
   void SendPart(const CollectedRound& collected, const aggregation::ExactAccumulator* sum,
                 uint32_t part);
   void Forwarded(uint64_t round, const absl::Status& status, double seconds);
   void TakeEarlyOutcome();
-  void Outcome(const v1::Outcome& outcome);
+  // `whole`: it is the outcome itself, and not what the parent remembers of it.
+  void Outcome(const v1::Outcome& outcome, bool whole = true);
   void Add(const CollectedRound& second);
 
   const Config& c_;

@@ -298,7 +298,8 @@ TEST_F(Async, AFoldUnderWayIsWaitedFor) {
 TEST_F(Async, KnowsTheFateOfAnUpdate) {
   Clients(3);
   Open(0);
-  EXPECT_EQ(m_.FateOf("c0", 0), Fate::kNotCounted);
+  EXPECT_EQ(m_.FateOf("c2", 0), Fate::kUndecided) << "it may come yet";
+  EXPECT_EQ(m_.FateOf("c2", 5), Fate::kNotCounted) << "no such model";
   const uint64_t ticket = Admit("c0", 0);
   EXPECT_EQ(m_.FateOf("c0", 0), Fate::kUndecided) << "on its way";
   m_.Commit(ticket);
@@ -312,14 +313,62 @@ TEST_F(Async, KnowsTheFateOfAnUpdate) {
   Send("c0", 1);
   Send("c1", 1);
   m_.Settle(false);
-  EXPECT_EQ(m_.FateOf("c0", 1), Fate::kNotCounted) << "the sum was lost";
+  EXPECT_EQ(m_.FateOf("c0", 1), Fate::kUndecided) << "the same version is tried again";
+  Open(1);
+  Send("c0", 1);
+  Send("c1", 1);
+  m_.Settle(false, true);
+  EXPECT_EQ(m_.FateOf("c0", 1), Fate::kNotCounted) << "the parent went on without this sum";
   Open(9);
   EXPECT_EQ(m_.FateOf("c0", 0), Fate::kUnknown) << "older than what is remembered";
+}
+
+TEST_F(Async, WhatARackMayHaveIsUndecidedUntilItsSumIsIn) {
+  Clients(2);
+  m_.Joined({.id = "r0", .aggregator = true, .epoch = 1}, At(0));
+  Open(0);
+  Send("c0", 0);
+  m_.Buffered("r0", 1, 0, 1, At(1));
+  SendSum("r0", 0, {{"x", 0, 0, 5}});
+  m_.Settle(true);
+  Open(1);
+  EXPECT_EQ(m_.FateOf("y", 0), Fate::kNotCounted) << "the rack has nothing";
+  m_.Buffered("r0", 1, 1, 1, At(2));
+  EXPECT_EQ(m_.FateOf("y", 0), Fate::kUndecided) << "the rack has something";
+  EXPECT_EQ(m_.FateOf("x", 0), Fate::kCounted);
+  SendSum("r0", 1, {{"z", 0, 1, 5}});
+  EXPECT_EQ(m_.FateOf("y", 0), Fate::kNotCounted);
+  m_.Left("r0", 1, At(3));
+  EXPECT_EQ(m_.FateOf("z", 0), Fate::kUndecided) << "in the buffer";
+}
+
+TEST_F(Async, ARunThatGoesBackForgetsWhatItsLostModelsCounted) {
+  Clients(2);
+  Open(5);
+  Send("c0", 5);
+  Send("c1", 5);
+  m_.Settle(true);
+  Open(5);  // resumed from the checkpoint before
+  EXPECT_EQ(m_.Offer("c0", 1, 5, kExample, At(1)).verdict, Verdict::kAdmit);
+}
+
+TEST_F(Async, OnlyWhatCouldCountIsVoided) {
+  Clients(1);
+  plan_.max_staleness = 2;
+  Open(5);
+  m_.Void("c0", 2);  // too old
+  m_.Void("c0", 5);  // its buffer is open
+  m_.Void("c0", uint64_t{1} << 40);
+  EXPECT_THAT(m_.Voided(), IsEmpty());
+  m_.Void("c0", 3);
+  EXPECT_THAT(m_.Voided(), ElementsAre(Contribution{.id = "c0", .base = 3}));
 }
 
 TEST_F(Async, WhatItsClientWasToldDoesNotCountIsRefused) {
   Clients(3);
   Open(0);
+  m_.Settle(false, true);
+  Open(1);
   const uint64_t ticket = Admit("c1", 0);
   m_.Void("c0", 0);
   m_.Void("c1", 0);
@@ -329,11 +378,11 @@ TEST_F(Async, WhatItsClientWasToldDoesNotCountIsRefused) {
   EXPECT_THAT(again.message, HasSubstr("told does not count"));
   EXPECT_EQ(m_.Commit(ticket).kind, VerdictKind::kStale) << "was under way";
   m_.Joined({.id = "r0", .aggregator = true, .epoch = 1}, At(1));
-  const Admission sum = m_.OfferSum("r0", 1, 0, 0, 5, {{"c0", 0, 0, 5}}, At(2));
+  const Admission sum = m_.OfferSum("r0", 1, 1, 0, 5, {{"c0", 0, 1, 5}}, At(2));
   EXPECT_EQ(sum.verdict, Verdict::kReject);
   EXPECT_EQ(sum.reason, "staleness");
   // What counts already stays counted.
-  Send("c2", 0);
+  Send("c2", 0, kExample, 3);
   m_.Close(At(3));
   m_.Declined("r0", 1, At(3));
   m_.Settle(true);
@@ -341,10 +390,10 @@ TEST_F(Async, WhatItsClientWasToldDoesNotCountIsRefused) {
   EXPECT_EQ(m_.FateOf("c2", 0), Fate::kCounted);
   // And a later life knows both.
   AsyncMachine later;
-  later.Restore(m_.Counted(), 1, m_.counted_from(), m_.Voided());
+  later.Restore(m_.Counted(), 2, m_.counted_from(), m_.Voided());
   EXPECT_EQ(later.FateOf("c2", 0), Fate::kCounted);
   later.Joined({.id = "c0", .epoch = 2}, At(4));
-  later.Open(plan_, 1, At(4));
+  later.Open(plan_, 2, At(4));
   EXPECT_EQ(later.Offer("c0", 2, 0, kExample, At(5)).verdict, Verdict::kStale);
 }
 

@@ -59,5 +59,18 @@ TEST(OutcomeLog, OfARunThatIsResumedOnlyTheLastRoundIsKnown) {
   EXPECT_EQ(log.Of("z", 4), Fate::kUnknown);
 }
 
+TEST(OutcomeLog, OfARunThatGoesBackWhatItsLostRoundsCountedIsForgotten) {
+  OutcomeLog log;
+  for (uint64_t round = 8; round <= 10; ++round) {
+    log.Running(round);
+    Commit(log, round, {"a"});
+  }
+  log.Running(9);
+  EXPECT_EQ(log.Of("a", 9), Fate::kNotCounted);
+  EXPECT_EQ(log.Of("a", 8), Fate::kUnknown);
+  Commit(log, 9, {"b"});
+  EXPECT_EQ(log.Of("b", 9), Fate::kCounted);
+}
+
 }  // namespace
 }  // namespace tributary::aggregation

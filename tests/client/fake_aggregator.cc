@@ -155,6 +155,13 @@ void FakeAggregator::ScriptFate(uint64_t round, bool included) {
   std::lock_guard lock(mu_);
   fates_[round] = included;
 }
+void FakeAggregator::AnswerInquiries(bool answer) {
+  std::lock_guard lock(mu_);
+  answers_inquiries_ = answer;
+}
+bool FakeAggregator::WaitForInquiries(size_t n) {
+  return Wait([&] { return inquiries_.size() >= n; });
+}
 std::vector<uint64_t> FakeAggregator::inquiries() {
   std::lock_guard lock(mu_);
   return inquiries_;
@@ -216,11 +223,12 @@ void FakeAggregator::Take(const v1::SessionRequest& request) {
     v1::Outcome* const outcome = answer.mutable_outcome();
     outcome->set_round(round);
     const auto fate = fates_.find(round);
+    outcome->set_answer(true);
     outcome->set_unknown(fate == fates_.end());
     outcome->set_committed(fate != fates_.end() && fate->second);
     outcome->set_included(outcome->committed());
     if (outcome->unknown()) outcome->set_reason("missed, and nobody knows");
-    if (stream_ != nullptr) stream_->Write(answer);
+    if (stream_ != nullptr && answers_inquiries_) stream_->Write(answer);
   }
   changed_.notify_all();
 }

@@ -63,6 +63,7 @@ class FakeAggregator final : public v1::Aggregator::Service {
   void ScriptUpload(UploadScript script);
   // What an Inquiry is answered with; others than of these rounds: that nobody knows.
   void ScriptFate(uint64_t round, bool included);
+  void AnswerInquiries(bool answer);  // or not at all
   void ScriptDownload(DownloadScript script);
 
   // --- Acts on the session that is up; waits for one.
@@ -89,6 +90,7 @@ class FakeAggregator final : public v1::Aggregator::Service {
   bool WaitForUploads(size_t n);  // whole ones and broken ones that have been answered
   bool WaitForReports(size_t n);
   bool WaitForOffers(size_t n);
+  bool WaitForInquiries(size_t n);
   bool WaitForHeartbeats(size_t n, const std::string& phase);
   bool WaitForLeaves(size_t n);
   bool WaitForNoSession();
@@ -131,6 +133,7 @@ class FakeAggregator final : public v1::Aggregator::Service {
   std::vector<v1::Offer> offers_;
   std::vector<uint64_t> inquiries_;
   std::map<uint64_t, bool> fates_;
+  bool answers_inquiries_ = true;
   std::vector<v1::Heartbeat> heartbeats_;
   std::vector<std::string> leaves_;
   int downloads_ = 0;

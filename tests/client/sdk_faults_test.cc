@@ -263,6 +263,18 @@ TEST_F(SdkTest, AsksWhereItIsToldToAndBeforeItTrainsForAnotherRound) {
   EXPECT_THAT(server_.inquiries(), ElementsAre(1, 2));
 }
 
+TEST_F(SdkTest, WhereTheRoundsTaskComesAgainItDoesNotWaitForAnAnswer) {
+  RunningClient client = StartClient();
+  server_.SendTask(Task(2));
+  ASSERT_TRUE(server_.WaitForUploads(1));
+  server_.AnswerInquiries(false);
+  server_.SendTask(Task(1));  // of an aggregator that is behind
+  ASSERT_TRUE(server_.WaitForInquiries(1));
+  server_.SendTask(Task(2));
+  ASSERT_TRUE(server_.WaitForUploads(2));
+  EXPECT_THAT(trainer_.rounds(), ElementsAre(2)) << "the kept update was sent again";
+}
+
 TEST_F(SdkTest, ARoundOfWhichNobodyKnowsAnyMoreCountsAsNotIncluded) {
   RunningClient client = StartClient();
   server_.SendTask(Task(1));

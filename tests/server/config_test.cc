@@ -370,6 +370,8 @@ TEST(ConfigTest, InverseProbabilityNeedsFractionalWeightsAndRounds) {
   EXPECT_EQ(Findings(good), "");
   EXPECT_EQ(ParseConfig(good, "c.toml")->cohort.weighting, "inverse_probability");
   EXPECT_EQ(ParseConfig(good, "c.toml")->cohort.most_gain, 10);
+  EXPECT_THAT(Findings(Replaced(good, "momentum = 0.9", "fednova = 1")),
+              AllOf(HasSubstr("fednova = 1 weighs steps"), HasSubstr("inverse_probability")));
   EXPECT_THAT(Findings(Replaced(kRoot, "fraction = 1.0", "most_gain = 5")),
               AllOf(HasSubstr("29:13"), HasSubstr("does nothing without weighting")));
   EXPECT_THAT(Findings(Replaced(kRoot, "fraction = 1.0", "weighting = \"inverse\"")),

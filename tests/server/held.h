@@ -37,7 +37,7 @@ class HeldSession final : public Session {
     if (message->has_grant()) grants_.push_back(message->grant().round());
     if (message->has_claims()) claims_.push_back(message->claims());
     if (message->has_outcome()) outcomes_.push_back(message->outcome());
-    if (message->has_verdict()) verdicts_.push_back(message->verdict());
+    for (const auto& verdict : message->verdicts().verdicts()) verdicts_.push_back(verdict);
     changed_.notify_all();
   }
   void Finish() override {}

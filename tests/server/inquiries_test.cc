@@ -133,14 +133,13 @@ TEST_F(InquiriesTest, OfAnAsynchronousRunWhatIsSaidNotToCountNeverWill) {
   RawClient again(second.endpoint(), "a", 2);
   EXPECT_TRUE(Ask(again, 1).included());
   EXPECT_FALSE(Ask(c, 1).included());
-  // It is sent for all that: the root has said no, and its rack's sum is refused for it.
-  EXPECT_EQ(c.Upload(EncodeTest(3), kExample).status(), v1::UploadResponse::ACCEPTED);
+  // It is sent for all that: too late, and nobody else's is lost with it.
+  EXPECT_EQ(c.Upload(EncodeTest(3), kExample).status(), v1::UploadResponse::STALE);
   b.AwaitTask();
   b.Upload(EncodeTest(4), kExample);
-  const v1::Outcome outcome = c.AwaitOutcome();
-  EXPECT_FALSE(outcome.included());
-  EXPECT_TRUE(outcome.ask());
-  EXPECT_FALSE(Ask(c, 1).included());
+  c.AwaitTask();
+  EXPECT_EQ(c.Upload(EncodeTest(5), kExample).status(), v1::UploadResponse::ACCEPTED);
+  EXPECT_EQ(root.Round(1).collected.result.contributors, (std::vector<std::string>{"b", "c"}));
 }
 
 // ---- A rack's collector
@@ -149,7 +148,10 @@ class RackInquiriesTest : public CollectorFixture {
  protected:
   RackInquiriesTest() {
     claim_ = [](const v1::Claims&) {};
-    inquire_ = [this](const v1::Inquiry& inquiry) { asked_.push_back(inquiry); };
+    inquire_ = [this](const v1::Inquiry& inquiry) {
+      ++messages_;
+      for (const v1::UpdateName& name : inquiry.updates()) asked_.push_back(name);
+    };
     Start(LimitsConfig());
   }
   void Inquire(const std::string& id, uint64_t round) {
@@ -157,16 +159,18 @@ class RackInquiriesTest : public CollectorFixture {
     request.mutable_inquiry()->set_round(round);
     collector_->OnMessage(sessions_[id], request);
     OnLoop([] {});
+    OnLoop([] {});  // questions go together, at the end of the turn
   }
-  void Verdict(const std::string& id, uint64_t round, bool included, bool unknown = false) {
-    v1::Verdict verdict;
-    verdict.set_id(id);
-    verdict.mutable_outcome()->set_round(round);
-    verdict.mutable_outcome()->set_included(included);
-    verdict.mutable_outcome()->set_unknown(unknown);
-    OnLoop([&] { collector_->ParentKnows(verdict); });
+  void Verdict(const std::string& id, uint64_t round, bool counted) {
+    v1::Verdicts verdicts;
+    v1::Verdict* const verdict = verdicts.add_verdicts();
+    verdict->set_client(id);
+    verdict->set_round(round);
+    verdict->set_counted(counted);
+    OnLoop([&] { collector_->ParentKnows(verdicts); });
   }
-  std::vector<v1::Inquiry> asked_;
+  std::vector<v1::UpdateName> asked_;
+  int messages_ = 0;
 };
 
 TEST_F(RackInquiriesTest, AnswersForItsOwnAndPassesOnTheOthers) {
@@ -185,10 +189,11 @@ TEST_F(RackInquiriesTest, AnswersForItsOwnAndPassesOnTheOthers) {
   Inquire("other", 1);
   Inquire("other", 1);
   ASSERT_THAT(asked_, SizeIs(1)) << "asked once";
-  EXPECT_EQ(asked_[0].id(), "other");
+  EXPECT_EQ(asked_[0].client(), "other");
   EXPECT_EQ(asked_[0].round(), 1u);
   EXPECT_THAT(sessions_["other"]->outcomes(), IsEmpty());
   OnLoop([this] { collector_->AskAgain(); });  // the parent was restarted
+  OnLoop([] {});
   EXPECT_THAT(asked_, SizeIs(2));
   Verdict("nobody", 1, true);
   Verdict("other", 2, true);
@@ -230,6 +235,96 @@ TEST_F(RackInquiriesTest, TellsToAskWhereItGaveUpWithoutTheParentsWord) {
   CloseRound();
   FinishRound(false, "refused");  // the parent's word
   EXPECT_FALSE(sessions_["mine"]->outcomes()[1].ask());
+}
+
+// Those of a rack that has died may all come at once: a session's queue has 64 messages.
+TEST_F(RackInquiriesTest, ManyQuestionsGoTogether) {
+  constexpr uint64_t kMany = 5000;
+  v1::SessionRequest request;
+  request.mutable_inquiry()->set_round(1);
+  for (uint64_t i = 0; i < kMany; ++i) {
+    const std::string id = absl::StrCat("c", i);
+    sessions_[id] = std::make_shared<HeldSession>(id, v1::CLIENT, kEpoch);
+    collector_->OnJoin(sessions_[id]);
+  }
+  OnLoop([] {});
+  OnLoop([&] {  // all of it before the turn ends
+    for (uint64_t i = 0; i < kMany; ++i) {
+      collector_->OnMessage(sessions_[absl::StrCat("c", i)], request);
+    }
+  });
+  OnLoop([] {});
+  OnLoop([] {});
+  EXPECT_EQ(asked_.size(), kMany);
+  EXPECT_EQ(messages_, 2) << "4,096 in each";
+}
+
+// Who asks for another update of the same client has settled the first.
+TEST_F(RackInquiriesTest, OfAClientThereIsOneQuestion) {
+  Join("mine");
+  for (uint64_t round = 1; round <= 100; ++round) Inquire("mine", round);
+  Verdict("mine", 99, true);
+  EXPECT_THAT(sessions_["mine"]->outcomes(), IsEmpty());
+  Verdict("mine", 100, true);
+  EXPECT_THAT(sessions_["mine"]->outcomes(), SizeIs(1));
+}
+
+// A second sum is refused: those in it are not in the model, whoever asks.
+TEST_F(RackInquiriesTest, WhoIsInASumThatDoesNotCountIsNotTakenForCounted) {
+  Join("mine");
+  BeginRound(1, "supplement");
+  Join("moved");
+  const Segments segments = EncodeTest(1);
+  const auto upload = Upload("mine", segments);
+  Complete(upload, segments);
+  CloseRound();
+  v1::ClaimsAnswer granted;
+  granted.set_round(1);
+  granted.add_granted("moved");
+  OnLoop([&] { collector_->ClaimsAnswered(granted); });
+  const auto second = Upload("moved", segments);
+  Complete(second, segments);
+  OnLoop([this] {
+    collector_->CloseNow();
+    ASSERT_EQ(collector_->part(), 1u);
+    collector_->Finish({.committed = true, .included = true, .parts = 1});
+  });
+  EXPECT_TRUE(sessions_["mine"]->outcomes().back().included());
+  EXPECT_FALSE(sessions_["moved"]->outcomes().back().included());
+  Inquire("mine", 1);
+  EXPECT_THAT(asked_, IsEmpty());
+  Inquire("moved", 1);
+  EXPECT_THAT(asked_, SizeIs(1));
+}
+
+// Carried into the running round, it may be in its sum.
+TEST_F(RackInquiriesTest, OfWhatIsCarriedOverTheAnswerWaitsForTheRoundThatItIsIn) {
+  Join("slow");
+  Join("fast");
+  const Segments segments = EncodeTest(1);
+  for (const uint64_t round : {1, 2}) {
+    BeginRound(round, "carry");
+    for (const std::string id : {"slow", "fast"}) {
+      if (round == 2 && id == "slow") continue;  // late; it was in a round before, so it may be
+      Complete(Upload(id, segments), segments);
+    }
+    CloseRound();
+    FinishRound();
+  }
+  const size_t told = sessions_["slow"]->outcomes().size();
+  BeginRound(3, "carry");
+  Complete(Upload("slow", segments, 2), segments);
+  Inquire("slow", 2);
+  EXPECT_THAT(asked_, IsEmpty());
+  EXPECT_THAT(sessions_["slow"]->outcomes(), SizeIs(told));
+  CloseRound();
+  FinishRound();
+  const auto outcomes = sessions_["slow"]->outcomes();
+  ASSERT_THAT(outcomes, SizeIs(told + 2)) << "the outcome, and the answer";
+  for (size_t i = told; i < outcomes.size(); ++i) {
+    EXPECT_EQ(outcomes[i].round(), 2u);
+    EXPECT_TRUE(outcomes[i].included());
+  }
 }
 
 TEST_F(RackInquiriesTest, WhatIsNoQuestionIsAnsweredAtOnce) {

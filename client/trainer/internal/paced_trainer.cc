@@ -22,7 +22,13 @@ class PacedTrainer final : public Trainer {
     const auto& told = task.spec.hyperparameters();
     const auto work = told.find("work");
     const double seconds = seconds_ * (work == told.end() ? 1 : work->second);
-    const auto end = Clock::now() + std::chrono::duration<double>(seconds);
+    auto end = std::chrono::time_point_cast<Clock::duration>(
+        Clock::now() + std::chrono::duration<double>(seconds));
+    // Who is to send what it has by then does so, slow or not.
+    if (const auto until = told.find("seconds"); until != told.end()) {
+      end = std::min(end, std::chrono::time_point_cast<Clock::duration>(
+                              task.received + std::chrono::duration<double>(until->second)));
+    }
     auto result = inner_->Train(task, cancelled);
     while (result.ok() && Clock::now() < end) {
       if (cancelled()) return absl::CancelledError("the round is over");

@@ -86,6 +86,15 @@ TEST(PacedTrainer, TakesItsTimeTheSlowTheirsAndTheWorkIsConsidered) {
   EXPECT_GE(seconds(2, 0.5), 0.1);
 }
 
+TEST(PacedTrainer, SendsWhatItHasWhenItsTimeIsUp) {
+  auto trainer = MakePacedTrainer({.seconds = 3600}, 0, std::make_unique<Inner>());
+  TrainTask task;
+  task.received = std::chrono::steady_clock::now();
+  (*task.spec.mutable_hyperparameters())["seconds"] = 0.05;
+  EXPECT_TRUE(trainer->Train(task, Never).ok());  // or the test hangs
+  EXPECT_GE(std::chrono::steady_clock::now() - task.received, std::chrono::milliseconds(50));
+}
+
 TEST(PacedTrainer, EndsWhereItsTaskIsCancelled) {
   auto trainer = MakePacedTrainer({.seconds = 3600}, 0, std::make_unique<Inner>());
   int looked = 0;
