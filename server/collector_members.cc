@@ -112,6 +112,7 @@ void Collector::Welcome(const std::string& id, Child& child) {
   joined->set_layout_hash(layout_->hash());
   joined->set_heartbeat_ms(HeartbeatMillis());
   joined->set_committed_round(last_round_);
+  joined->set_answers_inquiries(true);
   // What fits into its stream's window is here before anybody could be told to wait.
   if (!child.aggregator) joined->set_offer_above_bytes(limits_.stream_window_bytes);
   const auto counted = last_rounds_.find(id);

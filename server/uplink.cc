@@ -87,7 +87,7 @@ class GrpcUplink final : public Uplink {
       if (clients == clients_ && examples == examples_) return;
       clients_ = clients;
       examples_ = examples;
-      heartbeat_due_ = true;
+      PutHeartbeat();
     }
     wake_.notify_all();
   }
@@ -97,7 +97,7 @@ class GrpcUplink final : public Uplink {
       std::lock_guard lock(mu_);
       buffering_round_ = round;
       buffered_ = clients;
-      heartbeat_due_ = true;
+      PutHeartbeat();
     }
     wake_.notify_all();
   }
@@ -258,7 +258,7 @@ class GrpcUplink final : public Uplink {
       {
         std::lock_guard lock(mu_);
         heartbeat_every_ = absl::Milliseconds(std::max<uint64_t>(joined.heartbeat_ms(), 100));
-        heartbeat_due_ = true;
+        PutHeartbeat();
         run_ = joined.run();
         ++joins_;
         if (layout.ok()) layout_ = *layout;
@@ -334,22 +334,27 @@ class GrpcUplink final : public Uplink {
     return request;
   }
 
+  // mu_ held. In its place behind what was said before: who claims a client says so before it
+  // counts it among its own. Of several in a row the last is enough.
+  void PutHeartbeat() {
+    if (stream_ == nullptr) return;
+    if (!unread_.empty() && unread_.back().has_heartbeat()) unread_.pop_back();
+    unread_.push_back(Heartbeat());
+  }
+
   // The only one that writes, after the Join: it may wait for the parent as long as that takes.
   void WriterLoop() {
     std::unique_lock lock(mu_);
-    bool beat = false;  // the last one was a heartbeat: however many are due, others have a turn
     while (true) {
       wake_.wait_for(lock, absl::ToChronoNanoseconds(heartbeat_every_),
-                     [this] { return stopping_ || heartbeat_due_ || !unread_.empty(); });
+                     [this] { return stopping_ || !unread_.empty(); });
       if (stopping_) return;
       v1::SessionRequest request;
-      beat = unread_.empty() || (heartbeat_due_ && !beat);
-      if (!beat) {
+      if (unread_.empty()) {
+        request = Heartbeat();
+      } else {
         request = std::move(unread_.front());
         unread_.pop_front();
-      } else {
-        heartbeat_due_ = false;
-        request = Heartbeat();
       }
       std::shared_ptr<Stream> stream = stream_;
       if (stream == nullptr) continue;
@@ -457,7 +462,6 @@ class GrpcUplink final : public Uplink {
   uint64_t buffered_ = 0;
   std::string held_, run_;
   uint64_t joins_ = 0;
-  bool heartbeat_due_ = false;
   absl::Duration heartbeat_every_ = absl::Seconds(5);
   grpc::ClientContext* context_ = nullptr;
   std::shared_ptr<Stream> stream_;

@@ -26,7 +26,8 @@ void Mailbox::DropTasks() {
 
 void Mailbox::PostJoined(v1::Joined joined, std::shared_ptr<grpc::Channel> channel) {
   std::lock_guard lock(mu_);
-  uplink_ = {std::move(channel), ++generations_, joined.offer_above_bytes()};
+  uplink_ = {std::move(channel), ++generations_, joined.offer_above_bytes(),
+             joined.answers_inquiries()};
   // A run that was resumed from an older checkpoint goes back; else this is where it stands.
   over_round_ = joined.committed_round();
   Push(std::move(joined));

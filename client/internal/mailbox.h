@@ -28,6 +28,7 @@ struct Uplink {
   std::shared_ptr<grpc::Channel> channel;  // null: no session now
   uint64_t generation = 0;
   uint64_t offer_above_bytes = 0;  // larger updates are to be offered; 0: none
+  bool answers_inquiries = false;
 };
 
 // What identifies a task: a second one with the same key is the same task, sent again.

@@ -124,7 +124,14 @@ uint64_t Participant::PendingRound() const {
 
 bool Participant::Inquire() {
   const uint64_t round = PendingRound();
-  const uint64_t generation = mailbox_->uplink().generation;
+  const Uplink uplink = mailbox_->uplink();
+  if (!uplink.answers_inquiries) {
+    v1::Outcome unknown;
+    unknown.set_round(round);
+    unknown.set_reason("its outcome was missed while away");
+    Settle(unknown);
+    return true;
+  }
   v1::SessionRequest request;
   request.mutable_inquiry()->set_round(round);
   connection_->Send(std::move(request));
@@ -133,7 +140,7 @@ bool Participant::Inquire() {
   mailbox_->Wait(absl::InfiniteDuration(), [&] {
     if (!told.has_value()) told = mailbox_->TakeOutcome(round);
     // Where its task comes again, nothing is over, and the aggregator waits for us.
-    return told.has_value() || mailbox_->ending() || mailbox_->Lost(generation) ||
+    return told.has_value() || mailbox_->ending() || mailbox_->Lost(uplink.generation) ||
            mailbox_->HasTask(round);
   });
   if (!told.has_value()) return false;

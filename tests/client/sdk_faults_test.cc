@@ -8,6 +8,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::Field;
+using ::testing::IsEmpty;
 using ::testing::HasSubstr;
 
 TEST_F(LargeModelTest, AnUploadBrokenHalfWayIsSentAgainByteForByte) {
@@ -273,6 +274,21 @@ TEST_F(SdkTest, WhereTheRoundsTaskComesAgainItDoesNotWaitForAnAnswer) {
   server_.SendTask(Task(2));
   ASSERT_TRUE(server_.WaitForUploads(2));
   EXPECT_THAT(trainer_.rounds(), ElementsAre(2)) << "the kept update was sent again";
+}
+
+// As the benchmark's sink, or an aggregator of an earlier release.
+TEST_F(SdkTest, OneThatAnswersNoInquiriesIsNotAsked) {
+  v1::Joined joined = JoinedMessage();
+  joined.set_answers_inquiries(false);
+  server_.SetJoined(joined);
+  RunningClient client = StartClient();
+  server_.SendTask(Task(1));
+  ASSERT_TRUE(server_.WaitForUploads(1));
+  server_.SendTask(Task(2));  // and no word of round 1
+  ASSERT_TRUE(server_.WaitForUploads(2));
+  EXPECT_THAT(trainer_.outcomes(), ElementsAre(AllOf(Field(&RoundOutcome::round, 1),
+                                                     Field(&RoundOutcome::included, false))));
+  EXPECT_THAT(server_.inquiries(), IsEmpty());
 }
 
 TEST_F(SdkTest, ARoundOfWhichNobodyKnowsAnyMoreCountsAsNotIncluded) {

@@ -185,6 +185,7 @@ class SdkTest : public ::testing::Test {
     *joined.mutable_layout() = layout_->ToProto();
     joined.set_layout_hash(layout_->hash());
     joined.set_heartbeat_ms(20);
+    joined.set_answers_inquiries(true);
     return joined;
   }
   void Serve(FakeAggregator& server) const {

@@ -67,7 +67,11 @@ class HeldParent final : public v1::Aggregator::Service {
     do {
       std::unique_lock lock(mu_);
       changed_.wait_for(lock, absl::ToChronoSeconds(kLimit), [this] { return reading_; });
-      if (request.has_report()) reports_.push_back(request.report());
+      if (request.has_heartbeat()) census_ = request.heartbeat().clients();
+      if (request.has_report()) {
+        reports_.push_back(request.report());
+        census_at_report_.push_back(census_);
+      }
       changed_.notify_all();
     } while (stream->Read(&request));
     HandOver(this);
@@ -93,6 +97,11 @@ class HeldParent final : public v1::Aggregator::Service {
                       [&] { return reports_.size() >= count; });
     return reports_;
   }
+  // How many clients the child had told of, at each report.
+  std::vector<uint64_t> census_at_reports() {
+    std::lock_guard lock(mu_);
+    return census_at_report_;
+  }
   // What the child held at each of its joins.
   std::vector<std::string> helds() {
     std::lock_guard lock(mu_);
@@ -108,6 +117,8 @@ class HeldParent final : public v1::Aggregator::Service {
   std::condition_variable changed_;
   bool reading_ = true;  // guarded by mu_, as all below
   std::vector<v1::Report> reports_;
+  uint64_t census_ = 0;
+  std::vector<uint64_t> census_at_report_;
   std::vector<std::string> helds_;
 };
 

@@ -215,6 +215,22 @@ TEST_F(UplinkTest, AParentThatDoesNotReadHoldsUpNobodyAndIsToldAllInItsOrderLate
   for (uint64_t i = 0; i < kReports; ++i) ASSERT_EQ(reports[i].round(), i + 1);
 }
 
+// A client that moves here is claimed before it is counted among the clients that are here: else
+// the parent takes it for one that nobody has to wait for.
+TEST_F(UplinkTest, WhatIsSaidComesInItsOrderTheCensusToo) {
+  ASSERT_NE(parent_.Accept(), nullptr);
+  constexpr uint64_t kReports = 2000;
+  for (uint64_t i = 1; i <= kReports; ++i) {
+    v1::Report report;
+    report.set_round(i);
+    uplink_->SendReport(report);
+    uplink_->SetCensus(i, 10 * i);
+  }
+  ASSERT_EQ(parent_.reports(kReports).size(), kReports);
+  const std::vector<uint64_t> census = parent_.census_at_reports();
+  for (uint64_t i = 0; i < kReports; ++i) ASSERT_EQ(census[i], i) << "at report " << i + 1;
+}
+
 TEST_F(UplinkTest, AParentThatLeavesEverythingUnreadLosesTheSession) {
   ASSERT_NE(parent_.Accept(), nullptr);
   parent_.Read(false);
