@@ -23,6 +23,10 @@ void AsyncMachine::Restore(const std::vector<Contribution>& counted, uint64_t ve
 
 Actions AsyncMachine::Open(const AsyncPlan& plan, uint64_t version, absl::Duration now) {
   now_ = std::max(now_, now);
+  if (version < version_) {  // the run has gone back: what its lost models counted does not count
+    fates_.clear();
+    counted_from_ = 0;
+  }
   plan_ = plan;
   version_ = version;
   phase_ = Phase::kOpen;
@@ -36,8 +40,7 @@ Actions AsyncMachine::Open(const AsyncPlan& plan, uint64_t version, absl::Durati
   const uint64_t oldest = version_ > plan_.max_staleness ? version_ - plan_.max_staleness : 0;
   counted_from_ = std::max(counted_from_, oldest);
   fates_.erase(fates_.begin(), fates_.lower_bound({counted_from_, ""}));
-  // Where the run has gone back, these are of models that are not made yet.
-  fates_.erase(fates_.lower_bound({version_, ""}), fates_.end());
+  fates_.erase(fates_.lower_bound({version_, ""}), fates_.end());  // of models that are not made
   open_from_ = version_;
   // Whoever had a task of an older version may have one of this.
   for (const auto& [order, id] : spent_) {
@@ -375,18 +378,17 @@ Fate AsyncMachine::FateOf(const std::string& id, uint64_t base) const {
     return fate->second ? Fate::kCounted : Fate::kNotCounted;
   }
   if (in_buffer_.contains(key)) return Fate::kUndecided;
-  for (const auto& [ticket, attempt] : attempts_) {
-    if (!attempt.aggregator && attempt.id == id && attempt.base == base) return Fate::kUndecided;
-    for (const Contribution& c : attempt.sum) {
-      if (c.id == id && c.base == base) return Fate::kUndecided;
-    }
+  if (const auto own = receiving_.find(id); own != receiving_.end()) {
+    const Attempt& attempt = attempts_.at(own->second);
+    if (!attempt.aggregator && attempt.base == base) return Fate::kUndecided;
   }
   if (base < counted_from_) return Fate::kUnknown;
   if (base > version_) return Fate::kNotCounted;  // of a timeline that is lost
   if (base >= open_from_) return Fate::kUndecided;
   for (const std::string& rack : aggregators_) {
     const State& state = members_.at(rack);
-    if (state.tasked && state.buffered > 0 && !sums_in_.contains(rack)) return Fate::kUndecided;
+    const bool has = state.buffered > 0 || state.collecting || receiving_.contains(rack);
+    if (state.tasked && has && !sums_in_.contains(rack)) return Fate::kUndecided;
   }
   return Fate::kNotCounted;
 }

@@ -423,7 +423,6 @@ void Collector::Finish(const Ending& ending) {
 }
 
 void Collector::Sweep() {
-  loop_->PostAfter(kSweepEvery, [this] { Sweep(); });
   const absl::Duration now = loop_->Now();
   if (door_ != nullptr) {
     door_->CutSilent(absl::Seconds(limits_.session_timeout_s),
@@ -460,6 +459,8 @@ void Collector::Sweep() {
     EndTicket(ticket);
     AttemptAborted(ticket);
   }
+  loop_->PostAfter(kSweepEvery,
+                   [this] { Sweep(); });  // last: however long it took, others have a turn
 }
 
 }  // namespace tributary::server

@@ -156,7 +156,11 @@ class Collector final : public FrontDoorHandler, public TierHandler {
 
   // ---- collector_inquiries.cc: for clients that missed an outcome
   void ParentKnows(const v1::Verdicts& verdicts);
-  void AskAgain() { ResolveAll(true); }  // a parent that may know nothing of what was asked
+  // There is a parent, anew: it may know nothing of what was asked, or answer no inquiries at all.
+  void AskAgain(bool answers) {
+    parent_answers_ = answers;
+    ResolveAll(true);
+  }
   bool closed() const { return machine_ == nullptr || closed_reported_; }
   uint32_t part() const { return machine_ == nullptr ? 0 : machine_->part(); }
   // After `closed` of a second sum: the first.
@@ -383,6 +387,7 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   std::string run_;
   std::shared_ptr<const aggregation::ModelLayout> layout_;
   absl::flat_hash_map<std::string, Child> children_;
+  int aggregators_here_ = 0;  // of children_
   std::vector<std::shared_ptr<Session>> waiting_joins_;
   std::optional<v1::Stop> stopped_;
 
@@ -455,6 +460,7 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   v1::Inquiry to_ask_;                             // of the parent, when this turn of the loop ends
   std::map<std::string, v1::Verdicts> to_tell_;    // likewise, by aggregator
   bool inquiries_posted_ = false;
+  bool parent_answers_ = true;
 };
 
 }  // namespace tributary::server

@@ -13,7 +13,7 @@ using aggregation::Fate;
 
 namespace {
 
-// One a client, and of one client one: so many clients. More have to wait for their turn.
+// Of a client one, the newest. What comes beyond is answered as not known.
 constexpr size_t kMostQuestions = size_t{1} << 17;
 // A parent that was asked answers, unless it was restarted or lost the question.
 constexpr absl::Duration kAskAgainAfter = absl::Seconds(10);
@@ -53,8 +53,7 @@ Fate Collector::FateOf(const Update& update) const {
   if (spec_.round() == round) return Fate::kUndecided;
   if (stragglers_.late() != aggregation::Late::kCarry || round > spec_.round()) return fate;
   // It may be in this round's sums, here or at a rack.
-  const bool tiers = std::any_of(children_.begin(), children_.end(),
-                                 [](const auto& child) { return child.second.aggregator; });
+  const bool tiers = aggregators_here_ > 0;
   const bool recent = spec_.round() - round <= spec_.stragglers().max_staleness();
   if ((tiers && recent) || machine_->RoundOf(id) == round) return Fate::kUndecided;
   return fate;
@@ -66,8 +65,9 @@ void Collector::Resolve(const std::string& id, bool ask_again) {
   Fate fate = FateOf(update);
   if (fate == Fate::kUndecided) return;
   if (fate != Fate::kCounted && callbacks_.inquire != nullptr) {
-    if (claims_allowed_) return PassOn(update, ask_again, &question);
-    fate = Fate::kUnknown;  // the rounds of a rack's own have other numbers than the parent's
+    // The rounds of a rack's own have other numbers than the parent's.
+    if (claims_allowed_ && parent_answers_) return PassOn(update, ask_again, &question);
+    fate = Fate::kUnknown;
   }
   if (fate == Fate::kNotCounted && async_ != nullptr) async_->Void(id, update.second - 1);
   const std::set<std::string> askers = std::move(question.askers);

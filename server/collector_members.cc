@@ -92,6 +92,8 @@ void Collector::Join(std::shared_ptr<Session> session) {
     }
   }
   EndOfferOf(join.id());  // whoever is there now offers anew
+  if (old != children_.end() && old->second.aggregator) --aggregators_here_;
+  if (join.role() == v1::AGGREGATOR) ++aggregators_here_;
   Child& child = children_[join.id()];
   child = {.session = session,
            .aggregator = join.role() == v1::AGGREGATOR,
@@ -232,7 +234,13 @@ void Collector::End(const std::shared_ptr<Session>& session, bool for_good) {
   if (it == children_.end() || it->second.session != session) return;
   const std::string id = it->first;
   const uint64_t epoch = it->second.epoch;
+  if (it->second.aggregator) --aggregators_here_;
   if (it->second.aggregator && tier_ != nullptr) tier_->Drop(id, epoch);
+  // It asks again wherever it is next.
+  if (const auto own = questions_.find(id); own != questions_.end()) {
+    own->second.askers.erase(id);
+    if (own->second.askers.empty()) questions_.erase(own);
+  }
   EndOfferOf(id);
   children_.erase(it);
   spdlog::debug("session of \"{}\" ended", id);

@@ -138,7 +138,7 @@ void Rack::Joined(const v1::Joined& joined) {
     Outcome(joined.last_outcome(), false);
   }
   collector_->ClaimAgain();
-  collector_->AskAgain();
+  collector_->AskAgain(joined.answers_inquiries());
 }
 
 bool Rack::SameRound(const v1::RoundSpec& spec) const {

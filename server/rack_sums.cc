@@ -118,7 +118,7 @@ void Rack::TakeEarlyOutcome() {
   if (!early_outcome_.has_value()) return;
   const v1::Outcome outcome = *std::move(early_outcome_);
   early_outcome_.reset();
-  Outcome(outcome);
+  Outcome(outcome, early_whole_);
 }
 
 void Rack::Outcome(const v1::Outcome& outcome, bool whole) {
@@ -129,11 +129,13 @@ void Rack::Outcome(const v1::Outcome& outcome, bool whole) {
   if (!waiting_outcome_) {
     // The parent closed without us.
     early_outcome_ = outcome;
+    early_whole_ = whole;
     collector_->CloseNow();
     return;
   }
   if (!collector_->closed()) {  // a second sum is still open
     early_outcome_ = outcome;
+    early_whole_ = whole;
     collector_->CloseNow();
     return;
   }

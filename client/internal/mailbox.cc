@@ -143,6 +143,20 @@ void Mailbox::Clear() {
   uplink = std::exchange(uplink_, {});
 }
 
+std::optional<TaskKey> Mailbox::TakeTaskBut(uint64_t round) {
+  std::lock_guard lock(mu_);
+  std::optional<TaskKey> out;
+  std::erase_if(events_, [&](const Event& event) {
+    const auto* task = std::get_if<v1::Task>(&event.what);
+    if (task == nullptr) return false;
+    const TaskKey key = KeyOf(task->spec());
+    if (key.kind == v1::TRAIN && key.round == round) return false;
+    out = key;
+    return true;
+  });
+  return out;
+}
+
 std::optional<v1::Outcome> Mailbox::TakeOutcome(uint64_t round) {
   std::lock_guard lock(mu_);
   std::optional<v1::Outcome> out;

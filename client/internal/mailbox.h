@@ -88,6 +88,8 @@ class Mailbox {
   // lock held, again after each Post and Poke.
   void Wait(absl::Duration at_most, const std::function<bool()>& condition);
   uint64_t last_sequence() const;
+  // The task that waits, taken out, unless it is to train in this round.
+  std::optional<TaskKey> TakeTaskBut(uint64_t round);
   // The queued outcome of this round, taken out; requests to ask for it are thrown away.
   std::optional<v1::Outcome> TakeOutcome(uint64_t round);
   void Clear();  // frees everything that holds a channel; after the last Retire

@@ -19,6 +19,9 @@ namespace {
 // A step of a probe; a task of a session that came up meanwhile waits for it.
 constexpr absl::Duration kProbeLimit = absl::Seconds(3);
 
+// Most inquiries are answered at once. Who has to wait longer lets nobody wait for it meanwhile.
+constexpr absl::Duration kQuickAnswer = absl::Seconds(1);
+
 // Ids may be anything; their hash is a file's name.
 std::string ResidualFile(const ClientOptions& options) {
   if (options.state_directory.empty()) return "";
@@ -122,7 +125,7 @@ uint64_t Participant::PendingRound() const {
   return residuals_.pending() ? residuals_.pending_round() : 0;
 }
 
-bool Participant::Inquire() {
+bool Participant::Inquire(const TaskKey* task) {
   const uint64_t round = PendingRound();
   const Uplink uplink = mailbox_->uplink();
   if (!uplink.answers_inquiries) {
@@ -136,16 +139,31 @@ bool Participant::Inquire() {
   request.mutable_inquiry()->set_round(round);
   connection_->Send(std::move(request));
   std::optional<v1::Outcome> told;
-  // No patience of its own: heartbeats tell whether the aggregator lives, and rounds end.
-  mailbox_->Wait(absl::InfiniteDuration(), [&] {
+  // Where its task comes again, nothing is over, and the aggregator waits for us.
+  const auto over = [&] {
+    return mailbox_->ending() || mailbox_->Lost(uplink.generation) || mailbox_->HasTask(round);
+  };
+  const auto known = [&] {
     if (!told.has_value()) told = mailbox_->TakeOutcome(round);
-    // Where its task comes again, nothing is over, and the aggregator waits for us.
-    return told.has_value() || mailbox_->ending() || mailbox_->Lost(uplink.generation) ||
-           mailbox_->HasTask(round);
-  });
+    return told.has_value() || over();
+  };
+  // No patience of its own: heartbeats tell whether the aggregator lives, and rounds end. But what
+  // it waits for may be the end of a round that waits for it.
+  mailbox_->Wait(kQuickAnswer, known);
+  const std::string why = absl::StrCat("it awaits the outcome of round ", round);
+  bool declined = false;
+  while (!known()) {
+    if (task != nullptr && !std::exchange(declined, true)) Decline(*task, why);
+    std::optional<TaskKey> other;
+    mailbox_->Wait(absl::InfiniteDuration(), [&] {
+      if (!other.has_value()) other = mailbox_->TakeTaskBut(round);
+      return other.has_value() || known();
+    });
+    if (other.has_value()) Decline(*other, why);
+  }
   if (!told.has_value()) return false;
   Settle(*told);
-  return true;
+  return !declined;
 }
 
 void Participant::Handle(const v1::Outcome& outcome) {
@@ -156,6 +174,7 @@ void Participant::Handle(const v1::Outcome& outcome) {
   // Learnt on joining, and told again.
   const bool mine = open_.has_value() && open_->key.round == outcome.round();
   if (outcome.round() == settled_round_ && !mine) return;
+  if (outcome.answer() && outcome.round() != PendingRound()) return;  // it came too late
   Settle(outcome);
 }
 
@@ -220,7 +239,7 @@ void Participant::Handle(Event event) {
       if (open_->delta.segments != nullptr) return SendUpdate();
       if (!open_->note.empty()) return Decline(key, open_->note);
     } else if (PendingRound() != 0 && PendingRound() != key.round) {
-      if (!Inquire() || mailbox_->Superseded(key)) return;
+      if (!Inquire(&key) || mailbox_->Superseded(key)) return;
     }
     open_.reset();                                        // the same round anew, from another base
     if (key.round <= settled_round_) settled_round_ = 0;  // the run was resumed from before

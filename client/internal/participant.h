@@ -52,8 +52,9 @@ class Participant final : public Client {
   // The round of the update whose outcome is not known, of this life or an earlier one; 0: none.
   uint64_t PendingRound() const;
   // Asks the aggregator what became of that update, and settles it. False: the session ended first
-  // (it is asked again in the next), the client does, or the update's task has come again.
-  bool Inquire();
+  // (it is asked again in the next), the client does, the update's task has come again, or `task`
+  // was declined, as are others that come while it waits for long.
+  bool Inquire(const TaskKey* task = nullptr);
   void SaveResiduals();
 
   // --- Tasks.

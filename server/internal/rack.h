@@ -89,6 +89,7 @@ class Rack final : public NodeBase, public UplinkHandler {
   std::unique_ptr<RackRounds> own_;  // null: the parent's round is the rack's own
   aggregation::Grid grid_;           // of own_
   std::optional<v1::Outcome> early_outcome_;
+  bool early_whole_ = true;
   bool waiting_outcome_ = false;
   bool shutting_down_ = false;
   uint64_t lent_to_ = 0;  // the given up forward that still reads the sum; 0: none

@@ -350,6 +350,12 @@ TEST_F(Async, ARunThatGoesBackForgetsWhatItsLostModelsCounted) {
   m_.Settle(true);
   Open(5);  // resumed from the checkpoint before
   EXPECT_EQ(m_.Offer("c0", 1, 5, kExample, At(1)).verdict, Verdict::kAdmit);
+  Open(50);
+  EXPECT_EQ(m_.counted_from(), 47u);
+  Open(2);  // from a much older one
+  EXPECT_EQ(m_.counted_from(), 0u);
+  EXPECT_EQ(m_.FateOf("c0", 1), Fate::kNotCounted);
+  EXPECT_EQ(m_.Offer("c1", 1, 1, kExample, At(1)).verdict, Verdict::kAdmit);
 }
 
 TEST_F(Async, OnlyWhatCouldCountIsVoided) {

@@ -8,8 +8,8 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::Field;
-using ::testing::IsEmpty;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 TEST_F(LargeModelTest, AnUploadBrokenHalfWayIsSentAgainByteForByte) {
   UploadScript broken;
@@ -274,6 +274,35 @@ TEST_F(SdkTest, WhereTheRoundsTaskComesAgainItDoesNotWaitForAnAnswer) {
   server_.SendTask(Task(2));
   ASSERT_TRUE(server_.WaitForUploads(2));
   EXPECT_THAT(trainer_.rounds(), ElementsAre(2)) << "the kept update was sent again";
+}
+
+// What it asks about is decided when the round ends that its task is of: nobody is to wait for it.
+TEST_F(SdkTest, WhoWaitsLongForAnAnswerDeclinesTheTasksThatCome) {
+  RunningClient client = StartClient();
+  server_.SendTask(Task(1));
+  ASSERT_TRUE(server_.WaitForUploads(1));
+  server_.AnswerInquiries(false);
+  server_.SendTask(Task(2));
+  ASSERT_TRUE(server_.WaitForReports(1));
+  server_.SendTask(Task(2, v1::EVALUATE));
+  ASSERT_TRUE(server_.WaitForReports(2));
+  for (const v1::Report& report : server_.reports()) {
+    EXPECT_EQ(report.round(), 2u);
+    EXPECT_THAT(report.declined(), HasSubstr("awaits the outcome of round 1"));
+  }
+  v1::SessionResponse answer;
+  answer.mutable_outcome()->set_round(1);
+  answer.mutable_outcome()->set_committed(true);
+  answer.mutable_outcome()->set_included(true);
+  answer.mutable_outcome()->set_answer(true);
+  server_.Send(answer);
+  ASSERT_TRUE(trainer_.WaitForOutcomes(1));
+  EXPECT_TRUE(trainer_.outcomes()[0].included);
+  server_.Send(answer);  // once more: it is nobody's question any more
+  server_.SendTask(Task(3));
+  ASSERT_TRUE(server_.WaitForUploads(2));
+  EXPECT_THAT(trainer_.rounds(), ElementsAre(1, 3));
+  EXPECT_EQ(trainer_.outcomes().size(), 1u);
 }
 
 // As the benchmark's sink, or an aggregator of an earlier release.

@@ -192,7 +192,7 @@ TEST_F(RackInquiriesTest, AnswersForItsOwnAndPassesOnTheOthers) {
   EXPECT_EQ(asked_[0].client(), "other");
   EXPECT_EQ(asked_[0].round(), 1u);
   EXPECT_THAT(sessions_["other"]->outcomes(), IsEmpty());
-  OnLoop([this] { collector_->AskAgain(); });  // the parent was restarted
+  OnLoop([this] { collector_->AskAgain(true); });  // the parent was restarted
   OnLoop([] {});
   EXPECT_THAT(asked_, SizeIs(2));
   Verdict("nobody", 1, true);
@@ -325,6 +325,15 @@ TEST_F(RackInquiriesTest, OfWhatIsCarriedOverTheAnswerWaitsForTheRoundThatItIsIn
     EXPECT_EQ(outcomes[i].round(), 2u);
     EXPECT_TRUE(outcomes[i].included());
   }
+}
+
+TEST_F(RackInquiriesTest, AParentThatAnswersNoInquiriesIsNotAsked) {
+  Join("mine");
+  OnLoop([this] { collector_->AskAgain(false); });
+  Inquire("mine", 1);
+  EXPECT_THAT(asked_, IsEmpty());
+  ASSERT_THAT(sessions_["mine"]->outcomes(), SizeIs(1));
+  EXPECT_TRUE(sessions_["mine"]->outcomes()[0].unknown());
 }
 
 TEST_F(RackInquiriesTest, WhatIsNoQuestionIsAnsweredAtOnce) {
