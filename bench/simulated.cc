@@ -10,8 +10,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/deadline.h"
 #include "base/process.h"
 #include "base/status.h"
+#include "bench/at_the_doors.h"
 #include "bench/json_lines.h"
 #include "models/builtin.h"
 #include "simulate/arm.h"
@@ -66,17 +68,23 @@ class RealRun {
     std::error_code ignored;
     std::filesystem::remove_all(out_, ignored);
     std::filesystem::create_directories(out_, ignored);
-    ASSIGN_OR_RETURN(const int root, StartNode("global", RootSections(), 0));
+    // Racks keep those who join waiting until they know the run: so all begin together.
+    ASSIGN_OR_RETURN(const int root, FreePort());
     std::vector<std::string> senders = {
         Self(),    "bench", "senders",    "--count", std::to_string(kClients), "--model", kModel,
         "--codec", "fp32",  "--modelled", simulation};
     for (uint32_t i = 0; i < kRacks; ++i) {
-      ASSIGN_OR_RETURN(const int port, StartNode(absl::StrCat("rack-", i), "", root));
+      ASSIGN_OR_RETURN(const int port, FreePort());
+      RETURN_IF_ERROR(StartNode(absl::StrCat("rack-", i), port,
+                                absl::StrFormat("parent = \"127.0.0.1:%d\"\n", root),
+                                "[log]\nlevel = \"debug\"\n"));
       senders.insert(senders.end(), {"--endpoint", absl::StrCat("127.0.0.1:", port)});
     }
     ASSIGN_OR_RETURN(Process process,
                      Process::Start(senders, {.log_file = (out_ / "senders.log").string()}));
     processes_.push_back(std::move(process));
+    RETURN_IF_ERROR(AwaitClients());
+    RETURN_IF_ERROR(StartNode("global", root, "", RootSections()));
     return Follow();
   }
 
@@ -89,27 +97,40 @@ class RealRun {
         case_.straggler, case_.fixed);
   }
 
-  absl::StatusOr<int> StartNode(const std::string& name, const std::string& more, int parent) {
-    ASSIGN_OR_RETURN(const int port, FreePort());
+  // Another process's file gives no sign when it grows: it is looked at again, at once where the
+  // senders have ended before their time.
+  absl::Status AwaitClients() {
+    const Deadline end = Deadline::After(absl::Minutes(1));
+    while (AtTheDoors(out_, kRacks) < kClients) {
+      const auto code = processes_.back().Wait(absl::Milliseconds(50));
+      if (code.ok() || end.Expired()) {
+        return absl::AbortedError(absl::StrCat("only ", AtTheDoors(out_, kRacks), " of ", kClients,
+                                               " clients came; see ", out_.string()));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status StartNode(const std::string& name, int port, const std::string& parent,
+                         const std::string& more) {
+    const bool root = parent.empty();
     const std::string file = (out_ / (name + ".toml")).string();
     std::ofstream(file) << absl::StrFormat(
         "[node]\nname = \"%s\"\nlisten = \"127.0.0.1:%d\"\n%s\n[transport]\nlisten = "
         "\"127.0.0.1:0\"\n%s",
-        name, port, parent == 0 ? "" : absl::StrFormat("parent = \"127.0.0.1:%d\"\n", parent),
-        more);
+        name, port, parent, more);
     ASSIGN_OR_RETURN(
         Process process,
-        Process::Start(
-            {Self(), "serve", file, "--progress", parent == 0 ? "json" : "none"},
-            {.log_file = (out_ / (name + ".log")).string(), .pipe_stdout = parent == 0}));
+        Process::Start({Self(), "serve", file, "--progress", root ? "json" : "none"},
+                       {.log_file = (out_ / (name + ".log")).string(), .pipe_stdout = root}));
     processes_.push_back(std::move(process));
-    return port;
+    return absl::OkStatus();
   }
 
   // The end of the root's progress is the end of the run.
   absl::StatusOr<std::vector<double>> Follow() {
     std::vector<double> seconds;
-    for (const nlohmann::json& round : JsonLines(processes_[0].stdout_fd()).Rest()) {
+    for (const nlohmann::json& round : JsonLines(processes_.back().stdout_fd()).Rest()) {
       if (round.value("committed", false)) seconds.push_back(round["seconds"].get<double>());
     }
     for (Process& process : processes_) RETURN_IF_ERROR(process.Wait(absl::Seconds(60)).status());
@@ -120,11 +141,10 @@ class RealRun {
 
   const Case& case_;
   const std::filesystem::path out_;
-  std::vector<Process> processes_;  // the root first
+  std::vector<Process> processes_;  // the root last
 };
 
-// Of the rounds after the first: that one begins, in the run, as soon as the minimum of clients is
-// there, and asks whoever that is; in the simulation all are there.
+// Of the rounds after the first, in which connections and models are made.
 double Mean(const std::vector<double>& values) {
   return std::accumulate(values.begin() + 1, values.end(), 0.0) /
          static_cast<double>(values.size() - 1);

@@ -6,10 +6,8 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <thread>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
@@ -17,6 +15,7 @@
 #include "base/philox.h"
 #include "base/process.h"
 #include "base/status.h"
+#include "bench/at_the_doors.h"
 #include "bench/json_lines.h"
 #include "simulate/arm.h"
 #include "simulate/config.h"
@@ -145,18 +144,7 @@ class RealArm {
     }
     return absl::OkStatus();
   }
-  size_t AtTheDoors() const {
-    std::set<std::string> ids;  // one that comes again is one
-    for (uint32_t i = 0; i < kRacks; ++i) {
-      std::ifstream file(out_ / absl::StrCat("rack-", i, ".log"));
-      for (std::string line; std::getline(file, line);) {
-        if (!absl::StrContains(line, " waits for the run")) continue;
-        const size_t id = line.find('"') + 1;
-        ids.insert(line.substr(id, line.find('"', id) - id));
-      }
-    }
-    return ids.size();
-  }
+  size_t AtTheDoors() const { return bench::AtTheDoors(out_, kRacks); }
 
   // A process of clients dies within the time that a usual client trains, and comes back.
   absl::Status KillOne() {
