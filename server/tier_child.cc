@@ -148,12 +148,14 @@ class TierChild::Incoming final : public IncomingPartial {
 // ---- The link
 
 TierChild::TierChild(std::unique_ptr<transport::Link> link, v1::TierHello hello,
-                     TierHandler* handler, absl::Duration patience, ModelCounters* counters)
+                     TierHandler* handler, absl::Duration patience, ModelCounters* counters,
+                     std::function<void()> ended)
     : link_(std::move(link)),
       hello_(std::move(hello)),
       handler_(handler),
       patience_(patience),
       counters_(counters),
+      ended_(std::move(ended)),
       held_sha256_(hello_.takes_steps() ? hello_.held_sha256() : "") {
   receiver_ = std::thread([this] { Receive(); });
   sender_ = std::thread([this] { SendDown(); });
@@ -183,6 +185,7 @@ void TierChild::Receive() {
   if (incoming_ != nullptr) handler_->OnPartialBroken(incoming_, why);
   Cancel(Text(why));
   over_ = true;
+  ended_();
 }
 
 absl::Status TierChild::ReceiveUntilError() {

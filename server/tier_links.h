@@ -1,8 +1,8 @@
 // The parent's side of the fabric: accepts children's links, sends models down, receives partial
 // sums.
 //
-// Threads: one to accept, two a link. Handler methods are called from the link's threads; SendModel
-// and Decide from any.
+// Threads: one to accept, one to end links, two a link. Handler methods are called from the link's
+// threads; SendModel and Decide from any.
 #pragma once
 
 #include <cstdint>
