@@ -58,10 +58,11 @@ class TierHandler {
 
 class TierLinks {
  public:
+  // As a root's.
   static absl::StatusOr<std::unique_ptr<TierLinks>> Start(const TransportConfig& config,
                                                           const std::string& node_name,
                                                           TierHandler* handler);
-  // The same over this fabric: for tests.
+  // The same over this fabric.
   static absl::StatusOr<std::unique_ptr<TierLinks>> StartOver(FabricChoice choice,
                                                               const TransportConfig& config,
                                                               const std::string& node_name,

@@ -12,6 +12,7 @@
 #include "server/tier_stream.h"
 #include "tests/server/held_parent.h"
 #include "tests/server/node_fixture.h"
+#include "transport/tcp.h"
 
 namespace tributary::server {
 namespace {
@@ -56,8 +57,9 @@ class UplinkTest : public testing::Test {
   UplinkTest() {
     sum_ = *aggregation::ExactAccumulator::Create(Layout(), *aggregation::ProveGrid({}));
     FillSum();
-    uplink_ = Uplink::Start(
-        {.id = "rack", .epoch = 1, .parents = {parent_.endpoint()}, .transport = {}}, &child_);
+    uplink_ =
+        Uplink::Start({.id = "rack", .epoch = 1, .parents = {parent_.endpoint()}, .transport = {}},
+                      transport::MakeTcpFabric(), &child_);
   }
   // One update of random floats: blocks of the widths that a round has.
   void FillSum() {
