@@ -16,6 +16,7 @@
 #include "base/checksum.h"
 #include "tests/transport/account.h"
 #include "tests/transport/roce_fixture.h"
+#include "tests/transport/silent_listener.h"
 #include "transport/internal/frame.h"
 #include "transport/internal/hello.h"
 #include "transport/roce/endpoint.h"
@@ -133,25 +134,6 @@ internal::Fd Greet(const Listener& listener) {
   EXPECT_TRUE(sockets.ok()) << sockets.status();
   return std::move(sockets->control);
 }
-
-// A port of this machine at which connections are made and nothing is ever said.
-class SilentPort {
- public:
-  SilentPort() {
-    fd_ = internal::Fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    EXPECT_EQ(listen(fd_.get(), 4), 0);  // unbound: any address, any port
-  }
-  std::string address() const {
-    sockaddr_in here{};
-    socklen_t length = sizeof(here);
-    getsockname(fd_.get(), reinterpret_cast<sockaddr*>(&here), &length);
-    return absl::StrCat("127.0.0.1:", ntohs(here.sin_port));
-  }
-  int fd() const { return fd_.get(); }
-
- private:
-  internal::Fd fd_;
-};
 
 TEST_F(Roce, ConnectEndsAtItsTimeoutWhereverThePeerFallsSilent) {
   ASSERT_EQ(Open(), absl::OkStatus());
