@@ -190,7 +190,7 @@ void TierChild::Receive() {
 
 absl::Status TierChild::ReceiveUntilError() {
   while (true) {
-    ASSIGN_OR_RETURN(transport::Chunk chunk, link_->Receive(Deadline::Infinite()));
+    ASSIGN_OR_RETURN(transport::Chunk chunk, Next());
     const absl::StatusOr<StreamReader::Got> got = reader_.Feed(chunk);
     if (!got.ok()) {
       // Nobody knows what its next chunk would be: the link ends with it.
@@ -205,6 +205,15 @@ absl::Status TierChild::ReceiveUntilError() {
       Take(chunk);
     }
   }
+}
+
+absl::StatusOr<transport::Chunk> TierChild::Next() {
+  // A child that is told that its sum does not count stops where it is, and the link stays.
+  const auto awaited = [this] { return incoming_ != nullptr && incoming_->fold() != nullptr; };
+  if (!awaited()) return link_->Receive(Deadline::Infinite());
+  absl::StatusOr<transport::Chunk> chunk = ReceiveNext(*link_, reader_, patience_);
+  if (!absl::IsDeadlineExceeded(chunk.status()) || awaited()) return chunk;
+  return link_->Receive(Deadline::Infinite());  // it was told so meanwhile
 }
 
 absl::Status TierChild::Start() {

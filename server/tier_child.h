@@ -72,6 +72,7 @@ class TierChild {
 
   void Receive();
   absl::Status ReceiveUntilError();
+  absl::StatusOr<transport::Chunk> Next();
   absl::Status Start();
   void Take(const transport::Chunk& chunk);
   absl::Status TakeData(const transport::Chunk& chunk);

@@ -432,7 +432,7 @@ class GrpcUplink final : public Uplink {
         std::lock_guard lock(mu_);
         link_ = nullptr;
         // Forward may still send on it: make it fail at once rather than wait.
-        shared->Cancel("the link has ended");
+        shared->Cancel(absl::StrCat("the link has ended: ", Text(status)));
         // A model that came out wrong: who joins anew, holding none, is sent it whole.
         if (absl::IsDataLoss(status) && models_.held_sha256().empty()) {
           held_.clear();
@@ -448,9 +448,10 @@ class GrpcUplink final : public Uplink {
 
   absl::Status ReceiveModels(transport::Link& link,
                              const std::shared_ptr<const aggregation::ModelLayout>& layout) {
+    const absl::Duration patience = absl::Seconds(options_.transport.progress_timeout_s);
     StreamReader reader;
     while (true) {
-      ASSIGN_OR_RETURN(transport::Chunk chunk, link.Receive(Deadline::Infinite()));
+      ASSIGN_OR_RETURN(transport::Chunk chunk, ReceiveNext(link, reader, patience));
       ASSIGN_OR_RETURN(const StreamReader::Got got, reader.Feed(chunk));
       if (got == StreamReader::Got::kHeader && IsPartialStream(reader.stream())) {
         v1::PartialSumAnswer answer;
