@@ -9,7 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "tests/transport/roce_fixture.h"
+#include "transport/auto.h"
 #include "transport/roce.h"
 
 namespace tributary::transport {
@@ -236,6 +238,27 @@ TEST_F(Roce, SlotsNeverStraddleRegistrations) {
   ASSERT_EQ(Link(tiny), absl::OkStatus());
   ASSERT_EQ(SendOne(9, 1000), absl::OkStatus());
   ExpectOne(9, 1000);
+}
+
+TEST_F(Roce, ArenaOfWhatALinkIsSaidToTakeHoldsOne) {
+  const std::pair<uint32_t, size_t> shapes[] = {
+      {2, size_t{64} << 20}, {8, size_t{1} << 20}, {3, 64 * 1024 + 1}, {256, 64}};
+  for (const auto& [slots, chunk_bytes] : shapes) {
+    SCOPED_TRACE(absl::StrCat(slots, " slots of ", chunk_bytes));
+    RoceOptions options;
+    // Both ends are of this fabric.
+    options.arena_bytes = 2 * rdma::LinkArenaBytes(slots, chunk_bytes);
+    ASSERT_EQ(Open(options), absl::OkStatus());
+    LinkOptions shape = SmallOptions("shape");
+    shape.slots = slots;
+    shape.chunk_bytes = chunk_bytes;
+    ASSERT_EQ(Link(shape), absl::OkStatus());
+    ASSERT_EQ(SendOne(1, 64), absl::OkStatus());
+    ExpectOne(1, 64);
+    client_.reset();
+    server_.reset();
+    listener_.reset();
+  }
 }
 
 TEST_F(Roce, CompletionsOfManyQueuePairsOutOfOrderArriveInOrder) {
