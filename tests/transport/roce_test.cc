@@ -222,6 +222,22 @@ TEST_F(Roce, ArenaBeyondTheDevicesLargestRegistrationIsSplit) {
   ExpectOne(1, 64 * 1024);
 }
 
+TEST_F(Roce, WhicheverPieceOfAnArenaCannotBeRegisteredThoseBeforeItAreGivenBack) {
+  verbs_->device_attributes.max_mr_size = uint64_t{2} << 30;
+  RoceOptions options;
+  options.arena_bytes = size_t{5} << 30;
+  for (int piece = 1; piece <= 3; ++piece) {
+    SCOPED_TRACE(piece);
+    const size_t made = verbs_->registrations();
+    verbs_->FailCall("RegMr", piece, ENOMEM);
+    const absl::Status status = Open(options);
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+    EXPECT_THAT(Words(status), HasSubstr("fake0"));
+    EXPECT_EQ(verbs_->registrations(), made + static_cast<size_t>(piece) - 1);
+    EXPECT_EQ(verbs_->live_objects(), 0u);
+  }
+}
+
 TEST_F(Roce, SlotsNeverStraddleRegistrations) {
   // Three pages each: of a slot of 17 pages nothing fits, of one page three times three.
   verbs_->device_attributes.max_mr_size = 3 * 4096 + 1000;
