@@ -2,6 +2,7 @@
 #include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <fstream>
@@ -13,6 +14,7 @@
 #include "transport/internal/hello.h"
 #include "transport/roce/completion_error.h"
 #include "transport/roce/endpoint.h"
+#include "transport/roce/library.h"
 #include "transport/roce/place.h"
 #include "transport/roce/plan.h"
 
@@ -173,6 +175,30 @@ TEST(RoceEndpoint, BytesOfVersionOneNeverChange) {
   EXPECT_EQ(
       internal::EncodeHello(*hello) + roce::EncodeSetUp(*set_up) + roce::EncodeSetUp(*connected),
       golden);
+}
+
+TEST(RoceLibrary, OneThatIsNotThereIsAnErrorAndNoCrash) {
+  roce::Library library("libtributary-no-such.so.1");
+  int (*function)() = nullptr;
+  library.Find("ibv_no_such", "IBVERBS_1.1", &function);
+  EXPECT_EQ(function, nullptr);
+  EXPECT_THAT(library.missing(), HasSubstr("libtributary-no-such.so.1"));
+}
+
+TEST(RoceLibrary, FunctionThatIsNotThereIsNamedWithItsVersionAndTheFirstIsTold) {
+  roce::Library library("libc.so.6");
+  EXPECT_EQ(library.missing(), "");
+  int (*found)() = nullptr;
+  library.Find("getpid", nullptr, &found);
+  ASSERT_NE(found, nullptr);
+  EXPECT_EQ(found(), getpid());
+  int (*optional)() = nullptr;
+  library.FindOptional("ibv_no_such", nullptr, &optional);
+  EXPECT_EQ(optional, nullptr);
+  EXPECT_EQ(library.missing(), "");
+  library.Find("getpid", "IBVERBS_1.1", &optional);
+  library.Find("ibv_no_such", nullptr, &optional);
+  EXPECT_EQ(library.missing(), "libc.so.6 has no getpid of version IBVERBS_1.1");
 }
 
 TEST(RoceErrors, KnownStatusesHaveHints) {
