@@ -87,6 +87,48 @@ TEST(RocePlace, IsThePortWithTheAddressAndItsEntryOfVersion2) {
   EXPECT_EQ(place->device, 2u);
 }
 
+TEST(RoceReach, IsTheNetworksOfUsableGidsWithinWhatTheConfigLeavesOpen) {
+  const std::vector<ibv_gid_entry> entries = {Gid(1, 0, "fe80::1", IBV_GID_TYPE_ROCE_V1),
+                                              Gid(1, 1, "::ffff:10.0.0.5", IBV_GID_TYPE_ROCE_V1),
+                                              Gid(1, 2, "::ffff:10.0.0.5", IBV_GID_TYPE_ROCE_V2),
+                                              Gid(2, 0, "fe80::5", IBV_GID_TYPE_ROCE_V2),
+                                              Gid(2, 1, "fd00::5", IBV_GID_TYPE_ROCE_V2),
+                                              Gid(3, 0, "fe80::7", IBV_GID_TYPE_IB)};
+  const auto tables = roce::PortTables(0, "mlx5_0", entries);
+  EXPECT_EQ(roce::ReachOf(tables, {}), "ethernet/ipv4 ethernet/ipv6 infiniband/fe80000000000000");
+  roce::PlaceWish second;
+  second.port = 2;
+  EXPECT_EQ(roce::ReachOf(tables, second), "ethernet/ipv6");
+  roce::PlaceWish entry;
+  entry.port = 1;
+  entry.index = 2;
+  EXPECT_EQ(roce::ReachOf(tables, entry), "ethernet/ipv4");
+  entry.port = 9;
+  EXPECT_EQ(roce::ReachOf(tables, entry), "");
+  EXPECT_EQ(roce::ReachOf({}, {}), "");
+}
+
+TEST(RoceReach, FitsWhereANetworkIsInCommonWhicheverSideAsks) {
+  const std::string v4 = "ethernet/ipv4";
+  const std::string v6 = "ethernet/ipv6";
+  const std::string both = "ethernet/ipv4 ethernet/ipv6";
+  const std::string ib = "infiniband/fe80000000000000";
+  const std::string other_ib = "infiniband/fe80000000000001";
+  const struct {
+    std::string one, other;
+    bool fits;
+  } rows[] = {{v4, v4, true}, {v4, both, true},      {v4, v6, false},           {both, ib, false},
+              {ib, ib, true}, {ib, other_ib, false}, {v6 + " " + ib, ib, true}, {"", v4, true},
+              {"", "", true}};
+  for (const auto& [one, other, fits] : rows) {
+    EXPECT_EQ(roce::ReachFits(one, other).ok(), fits) << one << " | " << other;
+    EXPECT_EQ(roce::ReachFits(other, one).ok(), fits) << one << " | " << other;
+  }
+  const absl::Status apart = roce::ReachFits(v4, ib);
+  EXPECT_EQ(apart.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(Words(apart), HasSubstr("ethernet/ipv4 on this side, infiniband/"));
+}
+
 TEST(RocePlan, ReceiveQueuesHoldAllThatThePeerMaySendAndClampsAreEven) {
   auto plan = roce::PlanQueues(8, 16, 2, {.queue_requests = 16384, .completions = 1 << 20});
   ASSERT_TRUE(plan.ok());

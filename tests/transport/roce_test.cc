@@ -367,5 +367,34 @@ TEST(RoceFabric, WithoutADeviceTheStartIsRefusedAndSaysHowToMendIt) {
   EXPECT_EQ(fabric.status().code(), absl::StatusCode::kFailedPrecondition) << fabric.status();
 }
 
+TEST_F(Roce, AutoTakesItOnANetworkInCommonAndDoesNotEvenTryElsewhere) {
+  const auto side = [](const std::shared_ptr<FakeVerbs>& verbs) {
+    roce::Libraries libraries;
+    libraries.verbs = verbs;
+    auto candidate = roce::MakeCandidateOver(libraries, SmallArena(), kExempt, "127.0.0.1:0");
+    EXPECT_TRUE(candidate.ok()) << candidate.status();
+    std::vector<AutoCandidate> candidates;
+    candidates.push_back(*std::move(candidate));
+    candidates.push_back(TcpCandidate("127.0.0.1:0"));
+    return MakeAutoFabric(std::move(candidates));
+  };
+  const auto infiniband = std::make_shared<FakeVerbs>();
+  for (ibv_gid_entry& entry : infiniband->gids) entry.gid_type = IBV_GID_TYPE_IB;
+  const auto here = side(verbs_);
+  const auto elsewhere = side(infiniband);
+  const auto link_over = [&](Fabric& server, Fabric& client) {
+    auto listener = server.Listen("", SmallOptions("server"));
+    EXPECT_TRUE(listener.ok()) << listener.status();
+    auto link = client.Connect((*listener)->address(), SmallOptions("client"));
+    EXPECT_TRUE(link.ok()) << link.status();
+    return link.ok() ? std::string((*link)->transport()) : "";
+  };
+  EXPECT_EQ(link_over(*here, *here), "roce");
+  const LogCapture log;
+  EXPECT_EQ(link_over(*here, *elsewhere), "tcp");
+  EXPECT_EQ(link_over(*elsewhere, *here), "tcp");
+  EXPECT_THAT(log.text(), HasSubstr("(roce: no RDMA network in common: "));
+}
+
 }  // namespace
 }  // namespace tributary::transport
