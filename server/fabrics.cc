@@ -22,21 +22,16 @@ bool IsHostPort(const std::string& address) {
   return !address.starts_with('@') && address.find(':') != std::string::npos;
 }
 
-// RDMA before tcp and after shared memory, where there is any. It listens on a port of its own;
-// whether the other side can be reached by it shows when it is tried.
+// RDMA, where there is any. It listens on a port of its own.
 void AddRoce(const TransportConfig& config, LinksFor side,
              std::vector<transport::AutoCandidate>* candidates) {
-  constexpr int kPreference = 200;
-  auto fabric = transport::MakeRoceFabric(RoceOptionsOf(config, side));
-  if (!fabric.ok()) {
-    spdlog::info("links: auto goes without RoCE: {}", Text(fabric.status()));
+  auto candidate = transport::RoceCandidate(
+      RoceOptionsOf(config, side), config.listen.substr(0, config.listen.rfind(':')) + ":0");
+  if (!candidate.ok()) {
+    spdlog::info("links: auto goes without RoCE: {}", Text(candidate.status()));
     return;
   }
-  candidates->push_back({.fabric = *std::move(fabric),
-                         .listen = config.listen.substr(0, config.listen.rfind(':')) + ":0",
-                         .preference = kPreference,
-                         .self = "",
-                         .fits = {}});
+  candidates->push_back(*std::move(candidate));
 }
 
 // Two: a link that ends may still hold its memory while the next is made.

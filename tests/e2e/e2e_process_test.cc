@@ -246,6 +246,16 @@ TEST(EndToEnd, AggregatorDoesNotLinkLibTorch) {
   EXPECT_THAT(run.Log("ldd"), testing::Not(testing::HasSubstr("torch")));
 }
 
+// The same binary starts where none of these is: they are loaded when RoCE or a GPU is asked for.
+TEST(EndToEnd, AggregatorDoesNotLinkLibrariesOfRdmaOrGpus) {
+  Cluster run;
+  run.Start("ldd", {"/usr/bin/ldd", Cluster::Binary("tributary")});
+  EXPECT_EQ(run.ExitCode("ldd"), 0);
+  for (const char* library : {"ibverbs", "rdmacm", "libcuda", "libnv", "not found"}) {
+    EXPECT_THAT(run.Log("ldd"), testing::Not(testing::HasSubstr(library)));
+  }
+}
+
 // How many processes were started with this text in their arguments and still run.
 int ProcessesNaming(const std::string& text) {
   int count = 0;

@@ -97,6 +97,18 @@ TEST_P(Liveness, KilledPeerIsNoticedAtOnceInTheMiddleOfAStream) {
   EXPECT_FALSE(grace.Expired());  // the limit of heartbeats; it needs none
 }
 
+TEST_P(Liveness, KilledPeerIsNoticedAtOnceBeforeItsFirstChunk) {
+  auto listener = ListenHere(SmallOptions("server"));
+  PeerProcess peer(GetParam(), listener->address(), 1000, /*idle=*/true);
+  auto link = AcceptFrom(*listener);
+  const Deadline grace = Deadline::After(absl::Seconds(5));
+  peer.Signal(SIGKILL);
+  const absl::Status status = link->Receive(Soon()).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("peer \"peer process\""));
+  EXPECT_FALSE(grace.Expired());
+}
+
 TEST_P(Liveness, KilledPeerIsNoticedBySomebodyWhoSends) {
   auto listener = ListenHere(SmallOptions("server"));
   PeerProcess peer(GetParam(), listener->address(), 1000);
@@ -223,8 +235,8 @@ class LivenessAccount : public Liveness {
     options.heartbeats_missed = 6;
     return options;
   }
-  PeerProcess Peer(const Listener& listener) const {
-    return PeerProcess(GetParam(), listener.address(), 50);
+  PeerProcess Peer(const Listener& listener, bool idle = false) const {
+    return PeerProcess(GetParam(), listener.address(), 50, idle);
   }
   static void Take(Link& link, int chunks) {
     for (int i = 0; i < chunks; ++i) ASSERT_TRUE(link.Receive(Soon()).ok());
@@ -242,6 +254,12 @@ class LivenessAccount : public Liveness {
     const auto link = AcceptFrom(*patient_);
     peer.Signal(SIGKILL);
     EXPECT_TRUE(absl::IsUnavailable(ReceiveUntilError(*link)));
+  }
+  void KilledBeforeItsFirstChunk() {
+    const PeerProcess peer = Peer(*patient_, /*idle=*/true);
+    const auto link = AcceptFrom(*patient_);
+    peer.Signal(SIGKILL);
+    EXPECT_TRUE(absl::IsUnavailable(link->Receive(Soon()).status()));
   }
   void GoneHalfWayIntoItsHello() {
     const std::string hello =
@@ -323,6 +341,7 @@ TEST_P(LivenessAccount, NoFaultLeavesDescriptorsOrMemoryBehind) {
   const std::pair<const char*, void (Self::*)()> faults[] = {
       {"killed mid-stream", &Self::KilledMidStream},
       {"killed before its first chunk was taken", &Self::KilledBeforeItsFirstChunkWasTaken},
+      {"killed before its first chunk", &Self::KilledBeforeItsFirstChunk},
       {"gone half-way into its hello", &Self::GoneHalfWayIntoItsHello},
       {"stopped for longer than the grace", &Self::StoppedForLonger},
       {"stopped for less", &Self::StoppedForLess},

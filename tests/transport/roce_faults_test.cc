@@ -374,6 +374,38 @@ std::pair<internal::ReadySockets, internal::ReadySockets> GreetedPair(const Link
   return {std::move(one), std::move(other)};
 }
 
+TEST_F(Roce, WhicheverVerbFailsInASetUpBothSidesAreTold) {
+  libraries_.verbs = verbs_;
+  const auto node = roce::RoceNode::Open(libraries_, SmallArena(), kExempt);
+  ASSERT_TRUE(node.ok()) << node.status();
+  const LinkOptions options = SmallOptions("rack");
+  const size_t live = verbs_->live_objects();
+  const std::pair<const char*, int> steps[] = {
+      {"QueryGidTable", 1}, {"QueryPort", 1}, {"CreateCompChannel", 1}, {"CreateCq", 1},
+      {"CreateCq", 2},      {"CreateQp", 1},  {"CreateQp", 6},          {"ModifyQp", 1},
+      {"ModifyQp", 7},      {"ModifyQp", 18}, {"PostRecv", 1},          {"PostSend", 1}};
+  for (const auto& [verb, nth] : steps) {
+    SCOPED_TRACE(absl::StrCat(verb, " ", nth));
+    auto [one, other] = GreetedPair(options);
+    verbs_->FailCall(verb, nth, ENOMEM);
+    absl::Status said[2];
+    const auto set_up = [&](internal::ReadySockets sockets, absl::Status* status) {
+      *status =
+          roce::SetUpWire(**node, sockets, options, Deadline::After(absl::Seconds(30))).status();
+    };
+    std::thread peer([&, moved = std::make_shared<internal::ReadySockets>(std::move(other))] {
+      set_up(std::move(*moved), &said[1]);
+    });
+    set_up(std::move(one), &said[0]);
+    peer.join();
+    for (const absl::Status& status : said) {
+      EXPECT_FALSE(status.ok());
+      EXPECT_THAT(Words(status), HasSubstr("Cannot allocate memory"));
+    }
+    EXPECT_EQ(verbs_->live_objects(), live);
+  }
+}
+
 TEST_F(Roce, PathThatDropsLargePacketsIsNamedOnBothSidesWhicheverFindsItFirst) {
   libraries_.verbs = verbs_;
   const auto node = roce::RoceNode::Open(libraries_, SmallArena(), kExempt);

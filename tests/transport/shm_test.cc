@@ -4,7 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -22,6 +24,7 @@
 
 #include "base/checksum.h"
 #include "tests/transport/harness.h"
+#include "tests/transport/log_capture.h"
 #include "tests/transport/peer_process.h"
 #include "tests/transport/silent_listener.h"
 #include "transport/internal/hello.h"
@@ -59,6 +62,53 @@ TEST(ShmMemory, IsReservedAndCannotBeResized) {
   EXPECT_GE(static_cast<size_t>(about.st_blocks) * 512, kShape.total_bytes());  // pages are there
   EXPECT_NE(ftruncate(memory->get(), 4096), 0);
   EXPECT_NE(ftruncate(memory->get(), about.st_size + 4096), 0);
+}
+
+// No file of this process may grow beyond `bytes` while it lives, a link's memory among them: what
+// a kernel without memory to give refuses in the same call.
+class FileLimit {
+ public:
+  explicit FileLimit(rlim_t bytes) {
+    EXPECT_EQ(getrlimit(RLIMIT_FSIZE, &before_), 0);
+    const rlimit low = {.rlim_cur = bytes, .rlim_max = before_.rlim_max};
+    EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &low), 0);
+  }
+  ~FileLimit() {
+    setrlimit(RLIMIT_FSIZE, &before_);
+    signal(SIGXFSZ, handler_);
+  }
+  FileLimit(const FileLimit&) = delete;
+  FileLimit& operator=(const FileLimit&) = delete;
+
+ private:
+  rlimit before_{};
+  void (*const handler_)(int) = signal(SIGXFSZ, SIG_IGN);
+};
+
+TEST(ShmMemory, ThatCannotBeReservedIsRefusedBeforeAnybodyTouchesIt) {
+  const FileLimit limit(size_t{64} << 10);
+  const absl::Status status = shm::Region::CreateMemory(kShape).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("lower the link's slots"));
+}
+
+TEST(ShmLink, MemoryThatCannotBeReservedIsToldOnBothSidesAndTheNextLinkIsMade) {
+  const LogCapture log;
+  auto listener = ListenHere(SmallOptions("server"));
+  {
+    const FileLimit limit(size_t{64} << 10);
+    const absl::Status status =
+        MakeShmFabric()->Connect(listener->address(), SmallOptions("client")).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("MiB of shared memory"));
+  }
+  auto client = MakeShmFabric()->Connect(listener->address(), SmallOptions("client"));
+  ASSERT_TRUE(client.ok()) << client.status();
+  EXPECT_TRUE(listener->Accept(Soon()).ok());
+  EXPECT_EQ(listener->refused(), 1u);
+  listener.reset();  // its thread has said what it had to say
+  EXPECT_THAT(log.text(), HasSubstr("RESOURCE_EXHAUSTED"));
+  EXPECT_THAT(log.text(), HasSubstr("MiB of shared memory"));
 }
 
 TEST(ShmMemory, SlotsAndRingsOfBothDirectionsDoNotOverlap) {

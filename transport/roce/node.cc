@@ -122,6 +122,19 @@ absl::StatusOr<std::vector<PortTable>> RoceNode::Tables() const {
   return tables;
 }
 
+std::string RoceNode::Reach() const {
+  absl::StatusOr<std::vector<PortTable>> tables = Tables();
+  if (!tables.ok()) return "";
+  std::erase_if(*tables, [this](const PortTable& table) {
+    const auto port = devices_[table.device]->Port(static_cast<uint8_t>(table.port));
+    return !port.ok() || port->state != IBV_PORT_ACTIVE;
+  });
+  PlaceWish wish;
+  wish.port = options_.port;
+  wish.index = options_.gid_index;
+  return ReachOf(*tables, wish);
+}
+
 absl::StatusOr<GidPlace> RoceNode::ByRoute(absl::Span<const PortTable> tables, int fd,
                                            const Deadline& deadline) const {
   if (!cm_.ok()) return cm_.status();
