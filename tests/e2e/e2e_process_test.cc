@@ -287,6 +287,25 @@ TEST(EndToEnd, ADemoThatCannotBeExitsWithTwoAndSaysWhyBeforeItStartsAnything) {
   }
 }
 
+TEST(EndToEnd, ADemosErrorFeedbackIsTheConfigsKey) {
+  if (!std::filesystem::exists(Cluster::Binary("tributary-client"))) {
+    GTEST_SKIP() << "tributary-client is not built here (TRIBUTARY_TRAINER is off)";
+  }
+  Cluster run;
+  const std::string out = run.dir() + "/out";
+  run.Start("demo", {Cluster::Binary("tributary"), "demo", "--codec", "fp32", "--error-feedback",
+                     "--out", out});
+  EXPECT_EQ(run.ExitCode("demo"), 2) << run.Log("demo");
+  EXPECT_THAT(run.Log("demo"), testing::HasSubstr("[compression] error_feedback: codec \"fp32\""));
+  run.Start("learns", {Cluster::Binary("tributary"), "demo", "--model", "mlp-digits", "--clients",
+                       "2", "--rounds", "2", "--topology", "flat", "--codec", "int4 | zstd",
+                       "--error-feedback", "--out", out});
+  EXPECT_EQ(run.ExitCode("learns"), 0) << run.Log("learns");
+  EXPECT_THAT(run.Log("learns"), testing::HasSubstr("codec int4 | zstd with error feedback, "));
+  EXPECT_THAT(Read(out + "/checkpoints/demo/rounds.jsonl"),
+              testing::HasSubstr("\"codec\":\"int4 | ef | zstd\""));
+}
+
 TEST(EndToEnd, CtrlCEndsEverythingThatTheDemoStarted) {
   if (!std::filesystem::exists(Cluster::Binary("tributary-client"))) {
     GTEST_SKIP() << "tributary-client is not built here (TRIBUTARY_TRAINER is off)";
