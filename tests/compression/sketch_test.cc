@@ -61,6 +61,41 @@ TEST(Sketch, HasTheCellsThatTheDocumentSays) {
   }
 }
 
+// A last tile of 655 to 1,023 elements has more of them than a whole one of this form has cells.
+TEST(Sketch, ATileTooShortForCellsIsFoldedAndDecodedWholeWhateverAWholeOneHas) {
+  const auto codec = Make("sketch(0.02, rows=3)");
+  const uint64_t whole = SketchFormOf(*codec)->TileCells(kTileElements);
+  EXPECT_EQ(whole, 654u);
+  for (const uint64_t n : {uint64_t{1}, whole - 1, whole, whole + 1, kSketchShortest - 1}) {
+    for (const uint64_t tiles : {0, 1, 2}) {
+      SCOPED_TRACE(std::to_string(n) + " elements after " + std::to_string(tiles) + " tiles");
+      const uint64_t first = tiles * kTileElements;
+      const std::vector<float> x = RandomFloats(9, first + n, 1.0);
+      const std::vector<uint8_t> payload = Encode(*codec, x);
+      ASSERT_EQ(payload.size(), 8 + 4 * (tiles * whole + n));
+      const PiecedBytes bytes{ByteSpan(payload)};
+      ASSERT_EQ(codec->Validate(bytes, x.size(), 4096), absl::OkStatus());
+      std::vector<float> decoded(x.size());
+      codec->Decode(bytes, decoded);
+      const GridFold grid{.fraction_bits = 30, .weight = 3};
+      std::vector<int64_t> at_once(x.size()), last(n);
+      codec->Fold(bytes, 0, x.size(), grid, at_once.data());
+      codec->Fold(bytes, first, n, grid, last.data());
+      for (uint64_t i = 0; i < n; ++i) {
+        ASSERT_EQ(decoded[first + i], x[first + i]) << i;
+        ASSERT_EQ(last[i], ReferenceTerm(x[first + i], grid)) << i;
+        ASSERT_EQ(at_once[first + i], last[i]) << i;
+      }
+      // And of the tiles before it, their own cells alone.
+      for (uint64_t i = 0; i < first; ++i) {
+        if (i % kTileElements >= whole) {
+          ASSERT_EQ(at_once[i], 0) << i;
+        }
+      }
+    }
+  }
+}
+
 // As hq and randk: added in compressed form at two racks and at the root, to the bit.
 TEST(Sketch, SumsOfSketchesAreTheSameHoweverTheyAreGrouped) {
   const auto codec = Make("sketch(0.2, rows=3)");
