@@ -33,9 +33,11 @@ constexpr absl::Duration kConnectTimeout = absl::Seconds(5);
 
 constexpr absl::Duration kProbeLimit = absl::Seconds(3);
 
-// Messages that a parent leaves unread: then it is as good as gone. Those of a million claims are a
-// few hundred.
-constexpr size_t kMostUnread = 1 << 16;
+// Bytes that a parent leaves unread: then it is as good as gone. The claims of half a million
+// clients with the longest ids are as much.
+constexpr size_t kMostUnread = size_t{64} << 20;
+// What a message takes beside its text.
+constexpr size_t kMessageCost = 256;
 constexpr absl::Duration kGoodbye = absl::Seconds(1);  // for the last words to be read
 
 std::shared_ptr<grpc::ChannelCredentials> CredentialsOf(
@@ -307,17 +309,29 @@ class GrpcUplink final : public Uplink {
   void EndStream() {
     stream_ = nullptr;
     unread_.clear();
+    unread_bytes_ = 0;
     wake_.notify_all();
+  }
+
+  static size_t CostOf(const v1::SessionRequest& request) {
+    return request.ByteSizeLong() + kMessageCost;
+  }
+
+  void Queue(v1::SessionRequest request) {  // mu_ held
+    unread_bytes_ += CostOf(request);
+    unread_.push_back(std::move(request));
   }
 
   void Put(v1::SessionRequest request) {
     {
       std::lock_guard lock(mu_);
       if (stream_ == nullptr) return;
-      unread_.push_back(std::move(request));
-      if (unread_.size() > kMostUnread) {
-        spdlog::error("the parent reads nothing: {} messages wait for it; its session is ended",
-                      unread_.size());
+      Queue(std::move(request));
+      if (unread_bytes_ > kMostUnread) {
+        spdlog::error(
+            "the parent reads nothing: {} messages of {} bytes wait for it; its session "
+            "is ended",
+            unread_.size(), unread_bytes_);
         context_->TryCancel();
         EndStream();
       }
@@ -338,8 +352,11 @@ class GrpcUplink final : public Uplink {
   // counts it among its own. Of several in a row the last is enough.
   void PutHeartbeat() {
     if (stream_ == nullptr) return;
-    if (!unread_.empty() && unread_.back().has_heartbeat()) unread_.pop_back();
-    unread_.push_back(Heartbeat());
+    if (!unread_.empty() && unread_.back().has_heartbeat()) {
+      unread_bytes_ -= CostOf(unread_.back());
+      unread_.pop_back();
+    }
+    Queue(Heartbeat());
   }
 
   // The only one that writes, after the Join: it may wait for the parent as long as that takes.
@@ -353,6 +370,7 @@ class GrpcUplink final : public Uplink {
       if (unread_.empty()) {
         request = Heartbeat();
       } else {
+        unread_bytes_ -= CostOf(unread_.front());
         request = std::move(unread_.front());
         unread_.pop_front();
       }
@@ -466,6 +484,7 @@ class GrpcUplink final : public Uplink {
   grpc::ClientContext* context_ = nullptr;
   std::shared_ptr<Stream> stream_;
   std::deque<v1::SessionRequest> unread_;  // for stream_
+  size_t unread_bytes_ = 0;                // of unread_
   bool writing_ = false;                   // on the last stream_
   std::optional<std::string> link_wanted_;
   std::shared_ptr<const aggregation::ModelLayout> layout_;

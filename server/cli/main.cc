@@ -47,6 +47,9 @@ struct Bench {
         ->capture_default_str();
     r->add_option("--racks", round.racks)->check(CLI::Range(1, 64))->capture_default_str();
     r->add_option("--rounds", round.rounds)->check(CLI::Range(1, 1000))->capture_default_str();
+    r->add_option("--repetitions", round.repetitions, "ingest: sink and rounds in turn; medians")
+        ->check(CLI::Range(1, 100))
+        ->capture_default_str();
     r->add_option("--sender-processes", round.sender_processes)
         ->check(CLI::Range(1, 64))
         ->capture_default_str();

@@ -231,14 +231,20 @@ TEST_F(UplinkTest, WhatIsSaidComesInItsOrderTheCensusToo) {
   for (uint64_t i = 0; i < kReports; ++i) ASSERT_EQ(census[i], i) << "at report " << i + 1;
 }
 
+// 100 MB each time, in many messages and in few.
 TEST_F(UplinkTest, AParentThatLeavesEverythingUnreadLosesTheSession) {
-  ASSERT_NE(parent_.Accept(), nullptr);
-  parent_.Read(false);
-  v1::Report report;
-  report.set_declined(std::string(1000, 'x'));
-  for (int i = 0; i < 100'000; ++i) uplink_->SendReport(report);
-  parent_.Read(true);
-  EXPECT_NE(parent_.Accept(), nullptr) << "it has joined again";
+  size_t joins = 0;
+  for (const int messages : {100'000, 1'000}) {
+    const auto link = parent_.Accept();  // its session's: the child is ready to say something
+    ASSERT_NE(link, nullptr);
+    parent_.Read(false);
+    v1::Report report;
+    report.set_declined(std::string(100'000'000 / messages, 'x'));
+    for (int i = 0; i < messages; ++i) uplink_->SendReport(report);
+    parent_.Read(true);
+    ++joins;
+    ASSERT_EQ(parent_.helds(joins + 1).size(), joins + 1) << "with " << messages << " messages";
+  }
 }
 
 // The parent does not read: a caller that waited for the forwarder would wait with it.
