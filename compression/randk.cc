@@ -47,7 +47,7 @@ class RandKCodec final : public Codec {
     capabilities_ = {.id = CodecId::kRandK,
                      .name = "randk",
                      .linear = true,
-                     .unbiased = scaled,
+                     .unbiased = scaled && !half_,  // binary16 rounds to nearest
                      .needs_error_feedback = !scaled,
                      .deterministic = false,
                      .minimum_elements = kSmallTensorElements};
