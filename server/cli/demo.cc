@@ -28,6 +28,11 @@ namespace {
 
 constexpr absl::Duration kExitTime = absl::Seconds(10);
 
+// What a demo makes in its folder and clears away when it starts anew; with this file in it, which
+// says that they are its own.
+constexpr const char* kOwn[] = {"checkpoints", "logs", "configs"};
+constexpr char kMark[] = ".tributary-demo";
+
 struct Endpoint {
   std::string name;
   int port = 0;
@@ -74,14 +79,21 @@ std::string DemoRun::RootConfig() const {
 
 absl::Status DemoRun::Prepare() {
   std::error_code error;
+  const bool own = std::filesystem::exists(out_ / kMark, error);
+  for (const char* name : kOwn) {
+    if (own || !std::filesystem::exists(out_ / name, error)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat((out_ / name).string(),
+                     " is not of a demo, and a demo would clear it away; "
+                     "give another folder with --out, or remove it yourself"));
+  }
   // A demo starts afresh: what an earlier one left would make it resume.
-  for (const char* old : {"checkpoints", "logs", "configs"})
-    std::filesystem::remove_all(out_ / old, error);
+  for (const char* old : kOwn) std::filesystem::remove_all(out_ / old, error);
   for (const char* fresh : {"logs", "configs"})
     std::filesystem::create_directories(out_ / fresh, error);
-  if (error)
+  if (error || !std::ofstream(out_ / kMark).put('\n'))
     return absl::PermissionDeniedError(
-        absl::StrCat("cannot write to ", out_.string(), ": ", error.message()));
+        absl::StrCat("cannot write to ", out_.string(), error ? ": " + error.message() : ""));
   if (!std::filesystem::exists(SelfDirectory() + "/tributary-client")) {
     return absl::NotFoundError(
         "tributary-client is not beside tributary; build with TRIBUTARY_TRAINER=ON");

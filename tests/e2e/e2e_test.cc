@@ -244,26 +244,58 @@ TEST(EndToEnd, EveryClientKilledMidRoundEndsTheRunWithAnError) {
   EXPECT_THAT(run.Log("global"), testing::HasSubstr("awaits clients"));
 }
 
-// Real training by LibTorch in processes of their own, twice flat and once in two tiers.
+// Real training by LibTorch in processes of their own: twice flat, once in two tiers (three racks)
+// and once in three; and what the other options change.
 TEST(EndToEnd, TheDemoOfOneSeedEndsInOneModelWhateverTheTopology) {
   if (!fs::exists(Cluster::Binary("tributary-client"))) {
     GTEST_SKIP() << "tributary-client is not built here (TRIBUTARY_TRAINER is off)";
   }
   Cluster run;
-  const auto demo = [&](const std::string& name, const std::string& topology) {
-    run.Start(name,
-              {Cluster::Binary("tributary"), "demo", "--model", "mlp-digits", "--clients", "4",
-               "--rounds", "3", "--topology", topology, "--out", run.dir() + "/" + name});
+  const auto demo = [&](const std::string& name, const std::vector<std::string>& options) {
+    std::vector<std::string> argv = {Cluster::Binary("tributary"),
+                                     "demo",
+                                     "--model",
+                                     "mlp-digits",
+                                     "--clients",
+                                     "4",
+                                     "--rounds",
+                                     "3",
+                                     "--out",
+                                     run.dir() + "/" + name};
+    argv.insert(argv.end(), options.begin(), options.end());
+    run.Start(name, argv);
     EXPECT_EQ(run.ExitCode(name), 0) << run.Log(name);
     const std::string log = run.Log(name), before = "SHA-256 ";
     const size_t at = log.find(before);
     EXPECT_NE(at, std::string::npos) << log;
     return at == std::string::npos ? "" : log.substr(at + before.size(), 64);
   };
-  const std::string flat = demo("flat", "flat");
+  const std::string flat = demo("flat", {"--topology", "flat"});
   EXPECT_EQ(flat.size(), 64u);
-  EXPECT_EQ(demo("again", "flat"), flat);
-  EXPECT_EQ(demo("tiers", "two-tier"), flat);
+  EXPECT_EQ(demo("again", {"--topology", "flat"}), flat);
+  EXPECT_EQ(demo("two", {"--topology", "two-tier", "--racks", "3"}), flat);
+  EXPECT_THAT(run.Log("two"), testing::HasSubstr("behind 3 racks"));
+  EXPECT_EQ(demo("three", {"--topology", "three-tier"}), flat);
+  EXPECT_TRUE(fs::exists(run.dir() + "/three/logs/region-0.log"));
+  const std::string other_seed = demo("seed", {"--topology", "flat", "--seed", "2"});
+  EXPECT_NE(other_seed, flat);
+  const std::string other_split = demo("alpha", {"--topology", "flat", "--alpha", "0.1"});
+  EXPECT_NE(other_split, flat);
+  EXPECT_NE(other_split, other_seed);
+}
+
+// A demo clears its folder away before it starts: one of somebody else's is left alone.
+TEST(EndToEnd, ADemoLeavesAFolderThatIsNotADemosAsItIs) {
+  Cluster run;
+  for (const std::string name : {"checkpoints", "logs", "configs"}) {
+    const std::string out = run.dir() + "/" + name + "-of-others";
+    fs::create_directories(out + "/" + name);
+    std::ofstream(out + "/" + name + "/precious") << "kept";
+    run.Start("demo-" + name, {Cluster::Binary("tributary"), "demo", "--out", out});
+    EXPECT_EQ(run.ExitCode("demo-" + name), 2) << run.Log("demo-" + name);
+    EXPECT_EQ(Read(out + "/" + name + "/precious"), "kept");
+    EXPECT_THAT(run.Log("demo-" + name), testing::HasSubstr("--out"));
+  }
 }
 
 // What README.md promises of `./run demo`: real images, 20 clients behind two racks, ten rounds.

@@ -320,6 +320,7 @@ TEST_F(UplinkTest, SendsAllWhereTheParentHasChunksOfAnotherSum) {
   const auto all = ReadAll(*link, &header, have);
   ASSERT_EQ(all.size(), sum_->chunk_count());
   EXPECT_EQ(all.front(), Packed(0));
+  EXPECT_TRUE(child_.Await([&] { return child_.forwarded_ == std::vector<uint64_t>{1}; }));
 }
 
 TEST_F(UplinkTest, ARefusalEndsTheForwardAndIsNotTriedAgain) {
@@ -343,6 +344,7 @@ TEST_F(UplinkTest, ARefusalEndsTheForwardAndIsNotTriedAgain) {
   uplink_->Forward(Header(2), sum_.get());
   EXPECT_EQ(ReadAll(*link, &header).size(), sum_->chunk_count());
   EXPECT_EQ(header.round(), 2u);
+  EXPECT_TRUE(child_.Await([&] { return child_.forwarded_ == std::vector<uint64_t>{1, 2}; }));
 }
 
 }  // namespace
