@@ -221,8 +221,7 @@ const SketchForm* SketchFormOf(const Codec& codec) {
 }
 
 uint64_t SketchKey(uint64_t shared_key, uint32_t tensor) {
-  const PhiloxBlock words = Philox4x32(shared_key ^ kPurpose, {0, 0, tensor, 0});
-  return words[0] | uint64_t{words[1]} << 32;
+  return Philox4x32(shared_key ^ kPurpose, {0, 0, tensor, 0}).Low64();
 }
 
 uint64_t SketchKeyOf(const PiecedBytes& payload) {
