@@ -5,8 +5,6 @@
 // builds.
 #pragma once
 
-#include <utility>
-
 #if defined(__SANITIZE_THREAD__)
 #define TRIBUTARY_THREAD_SANITIZER
 #elif defined(__has_feature)
@@ -47,25 +45,6 @@ class Reaction {
 
  private:
   const void* const end_;
-};
-
-// A callable that such a library will call: what it holds was made before.
-template <typename F>
-class HandedOver {
- public:
-  explicit HandedOver(F f) : f_(std::move(f)) { HandOver(this); }
-  HandedOver(const HandedOver& other) : f_(other.f_) { HandOver(this); }
-  HandedOver(HandedOver&& other) noexcept : f_(std::move(other.f_)) { HandOver(this); }
-  HandedOver& operator=(const HandedOver&) = delete;
-  ~HandedOver() = default;
-  template <typename... A>
-  auto operator()(A&&... arguments) const {
-    TakeOver(this);
-    return f_(std::forward<A>(arguments)...);
-  }
-
- private:
-  F f_;
 };
 
 }  // namespace tributary

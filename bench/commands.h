@@ -22,6 +22,7 @@ struct RoundOptions {
   std::string topology = "flat";  // flat, two-tier
   uint32_t racks = 2;
   uint32_t rounds = 2;
+  uint32_t repetitions = 3;  // ingest: sink and rounds in turn; medians are reported
   uint32_t sender_processes = 2;
   uint64_t inflight_mb = 512;
   bool memory = true;  // ingest: also with 20 clients, for the growth of memory

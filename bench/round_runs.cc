@@ -15,6 +15,9 @@ namespace {
 
 using nlohmann::json;
 
+// No name that a run of its own has in a folder: it is cleared away.
+constexpr char kCheckpoints[] = "bench-checkpoints";
+
 std::string Self() { return SelfDirectory() + "/tributary"; }
 
 std::vector<json> ReadFile(const std::string& path) {
@@ -154,7 +157,7 @@ class RealRun {
 
   absl::Status StartNodes() {
     std::error_code ignored;
-    std::filesystem::remove_all(setup_.out / "checkpoints", ignored);
+    std::filesystem::remove_all(setup_.out / kCheckpoints, ignored);
     for (uint32_t i = 0; i < 64; ++i)
       std::filesystem::remove(setup_.out / absl::StrCat("rack-", i, ".jsonl"), ignored);
     int root_port = 0;
@@ -167,7 +170,7 @@ class RealRun {
                       "[aggregation]\nmax_round_weight = 16777216\n\n[checkpoint]\ndirectory = "
                       "\"%s\"\nkeep = 1\n",
                       setup_.rounds, setup_.model, setup_.clients, setup_.codec,
-                      (setup_.out / "checkpoints").string()),
+                      (setup_.out / kCheckpoints).string()),
                   &root_port));
     const std::string root = absl::StrCat("127.0.0.1:", root_port);
     doors_ = {root};

@@ -37,6 +37,7 @@ class Hub {
     return response;
   }
   void Joined(SinkSession* session);
+  void Left(SinkSession* session);
   void FirstByte() {
     std::lock_guard lock(mu_);
     if (in_round_) return;
@@ -97,30 +98,36 @@ class SinkSession final : public grpc::ServerBidiReactor<v1::SessionRequest, v1:
     StartRead(&request_);
   }
   void Send(const v1::SessionResponse& response, bool last) {
+    const v1::SessionResponse* first = nullptr;
     {
       std::lock_guard lock(mu_);
+      if (ended_) return;
       queue_.push_back(response);
       ending_ = ending_ || last;
       if (writing_) return;
       writing_ = true;
+      first = &queue_.front();
     }
-    StartWrite(&queue_.front());
+    StartWrite(first);
   }
   void OnWriteDone(bool) override {
-    bool more = false;
+    const v1::SessionResponse* next = nullptr;
     bool end = false;
     {
       std::lock_guard lock(mu_);
       queue_.pop_front();
-      more = !queue_.empty();
-      writing_ = more;
-      end = !more && ending_ && !ended_;
+      if (!queue_.empty()) next = &queue_.front();
+      writing_ = next != nullptr;
+      end = next == nullptr && ending_ && !ended_;
       ended_ = ended_ || end;
     }
-    if (more) StartWrite(&queue_.front());
+    if (next != nullptr) StartWrite(next);
     if (end) Finish(grpc::Status::OK);
   }
-  void OnDone() override { delete this; }
+  void OnDone() override {
+    hub_->Left(this);
+    delete this;
+  }
 
  private:
   void End() {
@@ -198,13 +205,15 @@ void Hub::Joined(SinkSession* session) {
   Broadcast(task, false);
 }
 
+void Hub::Left(SinkSession* session) {
+  std::lock_guard lock(mu_);
+  std::erase(sessions_, session);
+}
+
+// Under the lock: a session that has left is deleted.
 void Hub::Broadcast(const v1::SessionResponse& response, bool last) {
-  std::vector<SinkSession*> sessions;
-  {
-    std::lock_guard lock(mu_);
-    sessions = sessions_;
-  }
-  for (SinkSession* session : sessions) session->Send(response, last);
+  std::lock_guard lock(mu_);
+  for (SinkSession* session : sessions_) session->Send(response, last);
 }
 
 void Hub::Uploaded(uint64_t bytes) {

@@ -43,9 +43,9 @@ v1::RoundSpec Root::Spec(v1::TaskKind kind) const {
   spec.set_minimum(Minimum(kind));
   spec.set_maximum(c_.cohort.maximum);
   spec.set_quorum(c_.straggler.quorum);
+  if (c_.run->rack_rounds > 1) spec.set_rack_rounds(c_.run->rack_rounds);
   // In the grid's units, as all weights on the wire. The proof has room for it: it is at most the
   // round's.
-  if (c_.run->rack_rounds > 1) spec.set_rack_rounds(c_.run->rack_rounds);
   spec.set_max_client_weight(c_.aggregation.max_client_weight << grid_.weight_fraction_bits);
   for (const auto& [name, value] : c_.training.values)
     (*spec.mutable_hyperparameters())[name] = value;

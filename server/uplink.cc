@@ -33,9 +33,11 @@ constexpr absl::Duration kConnectTimeout = absl::Seconds(5);
 
 constexpr absl::Duration kProbeLimit = absl::Seconds(3);
 
-// Messages that a parent leaves unread: then it is as good as gone. Those of a million claims are a
-// few hundred.
-constexpr size_t kMostUnread = 1 << 16;
+// Bytes that a parent leaves unread: then it is as good as gone. The claims of half a million
+// clients with the longest ids are as much.
+constexpr size_t kMostUnread = size_t{64} << 20;
+// What a message takes beside its text.
+constexpr size_t kMessageCost = 256;
 constexpr absl::Duration kGoodbye = absl::Seconds(1);  // for the last words to be read
 
 std::shared_ptr<grpc::ChannelCredentials> CredentialsOf(
@@ -50,8 +52,10 @@ std::string HostOf(const std::string& endpoint) { return endpoint.substr(0, endp
 
 class GrpcUplink final : public Uplink {
  public:
-  GrpcUplink(const Options& options, UplinkHandler* handler)
+  GrpcUplink(const Options& options, std::unique_ptr<transport::Fabric> fabric,
+             UplinkHandler* handler)
       : options_(options),
+        fabric_(std::move(fabric)),
         handler_(handler),
         jitter_(SeededHash(options.epoch, "uplink", options.id)),
         forwarder_(absl::Seconds(options.transport.progress_timeout_s),
@@ -307,17 +311,29 @@ class GrpcUplink final : public Uplink {
   void EndStream() {
     stream_ = nullptr;
     unread_.clear();
+    unread_bytes_ = 0;
     wake_.notify_all();
+  }
+
+  static size_t CostOf(const v1::SessionRequest& request) {
+    return request.ByteSizeLong() + kMessageCost;
+  }
+
+  void Queue(v1::SessionRequest request) {  // mu_ held
+    unread_bytes_ += CostOf(request);
+    unread_.push_back(std::move(request));
   }
 
   void Put(v1::SessionRequest request) {
     {
       std::lock_guard lock(mu_);
       if (stream_ == nullptr) return;
-      unread_.push_back(std::move(request));
-      if (unread_.size() > kMostUnread) {
-        spdlog::error("the parent reads nothing: {} messages wait for it; its session is ended",
-                      unread_.size());
+      Queue(std::move(request));
+      if (unread_bytes_ > kMostUnread) {
+        spdlog::error(
+            "the parent reads nothing: {} messages of {} bytes wait for it; its session "
+            "is ended",
+            unread_.size(), unread_bytes_);
         context_->TryCancel();
         EndStream();
       }
@@ -338,8 +354,11 @@ class GrpcUplink final : public Uplink {
   // counts it among its own. Of several in a row the last is enough.
   void PutHeartbeat() {
     if (stream_ == nullptr) return;
-    if (!unread_.empty() && unread_.back().has_heartbeat()) unread_.pop_back();
-    unread_.push_back(Heartbeat());
+    if (!unread_.empty() && unread_.back().has_heartbeat()) {
+      unread_bytes_ -= CostOf(unread_.back());
+      unread_.pop_back();
+    }
+    Queue(Heartbeat());
   }
 
   // The only one that writes, after the Join: it may wait for the parent as long as that takes.
@@ -353,6 +372,7 @@ class GrpcUplink final : public Uplink {
       if (unread_.empty()) {
         request = Heartbeat();
       } else {
+        unread_bytes_ -= CostOf(unread_.front());
         request = std::move(unread_.front());
         unread_.pop_front();
       }
@@ -372,8 +392,6 @@ class GrpcUplink final : public Uplink {
   // ---- The link
 
   void LinkLoop() {
-    const auto fabric = MakeFabricToParent(options_.transport);
-    if (!fabric.ok()) return spdlog::error("no link to the parent: {}", Text(fabric.status()));
     absl::Duration wait = kBackoffMin;
     while (true) {
       std::string address;
@@ -396,7 +414,7 @@ class GrpcUplink final : public Uplink {
       link_options.name = options_.id;
       link_options.hello = hello.SerializeAsString();
       link_options.connect_timeout = kConnectTimeout;  // a stop waits for it
-      auto link = (*fabric)->Connect(address, link_options);
+      auto link = fabric_->Connect(address, link_options);
       absl::Status status = link.status();
       if (link.ok()) {
         wait = kBackoffMin;
@@ -414,7 +432,7 @@ class GrpcUplink final : public Uplink {
         std::lock_guard lock(mu_);
         link_ = nullptr;
         // Forward may still send on it: make it fail at once rather than wait.
-        shared->Cancel("the link has ended");
+        shared->Cancel(absl::StrCat("the link has ended: ", Text(status)));
         // A model that came out wrong: who joins anew, holding none, is sent it whole.
         if (absl::IsDataLoss(status) && models_.held_sha256().empty()) {
           held_.clear();
@@ -430,9 +448,10 @@ class GrpcUplink final : public Uplink {
 
   absl::Status ReceiveModels(transport::Link& link,
                              const std::shared_ptr<const aggregation::ModelLayout>& layout) {
+    const absl::Duration patience = absl::Seconds(options_.transport.progress_timeout_s);
     StreamReader reader;
     while (true) {
-      ASSIGN_OR_RETURN(transport::Chunk chunk, link.Receive(Deadline::Infinite()));
+      ASSIGN_OR_RETURN(transport::Chunk chunk, ReceiveNext(link, reader, patience));
       ASSIGN_OR_RETURN(const StreamReader::Got got, reader.Feed(chunk));
       if (got == StreamReader::Got::kHeader && IsPartialStream(reader.stream())) {
         v1::PartialSumAnswer answer;
@@ -448,6 +467,7 @@ class GrpcUplink final : public Uplink {
   }
 
   const Options options_;
+  const std::unique_ptr<transport::Fabric> fabric_;
   UplinkHandler* handler_;
   TlsSuspicion suspicion_;  // the session thread's own
   ModelReceiver models_;    // the link thread's own
@@ -466,6 +486,7 @@ class GrpcUplink final : public Uplink {
   grpc::ClientContext* context_ = nullptr;
   std::shared_ptr<Stream> stream_;
   std::deque<v1::SessionRequest> unread_;  // for stream_
+  size_t unread_bytes_ = 0;                // of unread_
   bool writing_ = false;                   // on the last stream_
   std::optional<std::string> link_wanted_;
   std::shared_ptr<const aggregation::ModelLayout> layout_;
@@ -485,8 +506,10 @@ std::optional<TlsClientOptions> TlsToParent(const TlsConfig& tls) {
                           .server_name = tls.parent_server_name};
 }
 
-std::unique_ptr<Uplink> Uplink::Start(const Options& options, UplinkHandler* handler) {
-  return std::make_unique<GrpcUplink>(options, handler);
+std::unique_ptr<Uplink> Uplink::Start(const Options& options,
+                                      std::unique_ptr<transport::Fabric> fabric,
+                                      UplinkHandler* handler) {
+  return std::make_unique<GrpcUplink>(options, std::move(fabric), handler);
 }
 
 }  // namespace tributary::server

@@ -28,6 +28,11 @@ namespace {
 
 constexpr absl::Duration kExitTime = absl::Seconds(10);
 
+// What a demo makes in its folder and clears away when it starts anew; with this file in it, which
+// says that they are its own.
+constexpr const char* kOwn[] = {"checkpoints", "logs", "configs"};
+constexpr char kMark[] = ".tributary-demo";
+
 struct Endpoint {
   std::string name;
   int port = 0;
@@ -50,6 +55,7 @@ class DemoRun {
   void ShowRound(const std::string& line);
   void Summary(int code) const;
   std::string RootConfig() const;
+  std::string CodecText() const;
 
   const DemoOptions o_;
   const std::filesystem::path out_;
@@ -66,22 +72,35 @@ std::string DemoRun::RootConfig() const {
   return absl::StrFormat(
       "[run]\nname = \"demo\"\nrounds = %d\nseed = %d\nmodel = \"%s\"\nstartup_limit_s = 120\n\n"
       "[aggregation]\noptimizer = \"fedavg\"\n\n[cohort]\nminimum = %d\n\n"
-      "[straggler]\ndeadline = \"fixed\"\ndeadline_s = 120\n\n[compression]\ncodec = \"%s\"\n\n"
+      "[straggler]\ndeadline = \"fixed\"\ndeadline_s = 120\n\n[compression]\ncodec = \"%s\"\n"
+      "error_feedback = %s\n\n"
       "[checkpoint]\ndirectory = \"%s\"\n\n[training]\nlr = 0.05\nmomentum = 0.9\nlocal_epochs = "
       "1\nbatch_size = 32\n",
-      o_.rounds, o_.seed, o_.model, o_.clients, o_.codec, (out_ / "checkpoints").string());
+      o_.rounds, o_.seed, o_.model, o_.clients, o_.codec, o_.error_feedback ? "true" : "false",
+      (out_ / "checkpoints").string());
+}
+
+std::string DemoRun::CodecText() const {
+  return absl::StrCat(o_.codec, o_.error_feedback ? " with error feedback" : "");
 }
 
 absl::Status DemoRun::Prepare() {
   std::error_code error;
+  const bool own = std::filesystem::exists(out_ / kMark, error);
+  for (const char* name : kOwn) {
+    if (own || !std::filesystem::exists(out_ / name, error)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat((out_ / name).string(),
+                     " is not of a demo, and a demo would clear it away; "
+                     "give another folder with --out, or remove it yourself"));
+  }
   // A demo starts afresh: what an earlier one left would make it resume.
-  for (const char* old : {"checkpoints", "logs", "configs"})
-    std::filesystem::remove_all(out_ / old, error);
+  for (const char* old : kOwn) std::filesystem::remove_all(out_ / old, error);
   for (const char* fresh : {"logs", "configs"})
     std::filesystem::create_directories(out_ / fresh, error);
-  if (error)
+  if (error || !std::ofstream(out_ / kMark).put('\n'))
     return absl::PermissionDeniedError(
-        absl::StrCat("cannot write to ", out_.string(), ": ", error.message()));
+        absl::StrCat("cannot write to ", out_.string(), error ? ": " + error.message() : ""));
   if (!std::filesystem::exists(SelfDirectory() + "/tributary-client")) {
     return absl::NotFoundError(
         "tributary-client is not beside tributary; build with TRIBUTARY_TRAINER=ON");
@@ -258,7 +277,7 @@ void DemoRun::Summary(int code) const {
       "  updates         %.2f MB on the wire instead of %.2f MB (%.1f times smaller, codec %s)\n",
       static_cast<double>(bytes_) / 1e6, static_cast<double>(dense_bytes_) / 1e6,
       bytes_ > 0 ? static_cast<double>(dense_bytes_) / static_cast<double>(bytes_) : 0.0,
-      o_.codec.c_str());
+      CodecText().c_str());
   std::printf("  between tiers   %s\n", last_->value("transport", "none").c_str());
   std::printf("  model           SHA-256 %s\n", last_->value("model_sha256", "").c_str());
   std::printf(
@@ -287,7 +306,7 @@ absl::StatusOr<int> DemoRun::Run() {
       "tributary demo: %s, %d clients%s, model %s, codec %s, Dirichlet(%g), %d rounds, seed %d\n",
       o_.topology.c_str(), o_.clients,
       o_.topology == "flat" ? "" : absl::StrCat(" behind ", o_.racks, " racks").c_str(),
-      o_.model.c_str(), o_.codec.c_str(), o_.alpha, o_.rounds, static_cast<int>(o_.seed));
+      o_.model.c_str(), CodecText().c_str(), o_.alpha, o_.rounds, static_cast<int>(o_.seed));
   RETURN_IF_ERROR(StartTiers());
   RETURN_IF_ERROR(StartClients());
   std::printf("started %d processes; waiting for the clients to load their data\n",

@@ -3,36 +3,51 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
-#include <regex>
 #include <set>
 #include <string>
+
 #include <vector>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "base/toml_reader.h"
 
 namespace tributary {
 
+// By hand: GCC warns of std::regex itself under the address sanitizer.
+inline bool IsKeyName(absl::string_view name) {
+  return !name.empty() && std::all_of(name.begin(), name.end(), [](char c) {
+    return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '.';
+  });
+}
+
 // "section.key" of each line `key = value`, also where it is commented out.
 inline std::set<std::string> AnnotatedKeys(const std::vector<std::string>& files) {
-  static const std::regex header(R"((?:# )?\[([\w.]+)\]\s*)");
-  static const std::regex line_of_key(R"re((?:# )?("?[\w.]+"?\s*=.*))re");
   std::set<std::string> out;
   for (const std::string& name : files) {
     std::ifstream file(absl::StrCat(TRIBUTARY_SOURCE_DIR, "/configs/", name));
     EXPECT_TRUE(file.is_open()) << name;
-    std::string section, line;
-    while (std::getline(file, line)) {
-      std::smatch match;
-      if (std::regex_match(line, match, header)) {
-        section = match[1];
-      } else if (std::regex_match(line, match, line_of_key) &&
-                 TomlReader::Parse(match[1], name).ok()) {  // else it is prose with a "="
-        std::string key = match[1].str().substr(0, match[1].str().find('='));
-        std::erase_if(key, [](char c) { return c == ' ' || c == '"'; });
-        out.insert(absl::StrCat(section, ".", key));
+    std::string section, whole;
+    while (std::getline(file, whole)) {
+      absl::string_view line = absl::StripTrailingAsciiWhitespace(whole);
+      absl::ConsumePrefix(&line, "# ");
+      absl::string_view header = line;
+      if (absl::ConsumePrefix(&header, "[") && absl::ConsumeSuffix(&header, "]") &&
+          IsKeyName(header)) {
+        section = std::string(header);
+        continue;
       }
+      absl::string_view key = absl::StripTrailingAsciiWhitespace(line.substr(0, line.find('=')));
+      if (absl::ConsumePrefix(&key, "\"")) absl::ConsumeSuffix(&key, "\"");
+      if (!absl::StrContains(line, '=') || !IsKeyName(key)) continue;
+      // Else it is prose with a "=".
+      if (TomlReader::Parse(std::string(line), name).ok())
+        out.insert(absl::StrCat(section, ".", key));
     }
   }
   return out;

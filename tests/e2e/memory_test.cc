@@ -28,7 +28,7 @@ TEST(Memory, OfAnAggregatorHoldsWhileAHundredUploadsWait) {
   auto bench =
       Process::Start({SelfDirectory() + "/tributary", "bench", "round", "--clients", "100",
                       "--model", "synthetic:2000000", "--codec", "fp32", "--inflight-mb", "16",
-                      "--rounds", "2", "--no-memory", "--out", dir.string(), "--json", out},
+                      "--repetitions", "1", "--no-memory", "--out", dir.string(), "--json", out},
                      {.log_file = (dir / "log").string()});
   ASSERT_TRUE(bench.ok()) << bench.status();
   const auto code = bench->Wait(absl::Seconds(120));

@@ -53,6 +53,7 @@ class HeldParent final : public v1::Aggregator::Service {
     {
       std::lock_guard lock(mu_);
       helds_.push_back(request.join().held_sha256());
+      changed_.notify_all();
     }
     v1::SessionResponse response;
     v1::Joined* joined = response.mutable_joined();
@@ -102,9 +103,10 @@ class HeldParent final : public v1::Aggregator::Service {
     std::lock_guard lock(mu_);
     return census_at_report_;
   }
-  // What the child held at each of its joins.
-  std::vector<std::string> helds() {
-    std::lock_guard lock(mu_);
+  // What the child held at each of its joins; waits for so many.
+  std::vector<std::string> helds(size_t count = 0) {
+    std::unique_lock lock(mu_);
+    changed_.wait_for(lock, absl::ToChronoSeconds(kLimit), [&] { return helds_.size() >= count; });
     return helds_;
   }
 
