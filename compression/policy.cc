@@ -3,6 +3,8 @@
 
 #include <fnmatch.h>
 
+#include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -22,15 +24,19 @@ absl::Status Refused(absl::string_view chain, absl::string_view why) {
   return absl::InvalidArgumentError(absl::StrCat("codec \"", chain, "\": ", why));
 }
 
-// Why this codec cannot have error feedback; "" where it can.
-std::string WhyNoFeedback(const Capabilities& codec) {
-  if (codec.id == CodecId::kFp32) return "fp32 loses nothing that ef could feed back; leave ef out";
+// Why this codec cannot have error feedback; "" where it can. `leave`: what else to do.
+std::string WhyNoFeedback(const Capabilities& codec, absl::string_view leave) {
+  if (codec.id == CodecId::kFp32) {
+    return absl::StrCat("fp32 loses nothing that ef could feed back; ", leave);
+  }
   if (codec.id == CodecId::kRandK && !codec.needs_error_feedback) {
-    return "ef with scaled values diverges: what is sent is larger than what there was; use "
-           "randk(..., scaled=no) | ef, or randk without ef";
+    return absl::StrCat(
+        "ef with scaled values diverges: what is sent is larger than what there was; use "
+        "randk(..., scaled=no), or ",
+        leave);
   }
   if (codec.id == CodecId::kSketch) {
-    return "the root keeps what it did not recover of a sketch's sum; leave ef out";
+    return absl::StrCat("the root keeps what it did not recover of a sketch's sum; ", leave);
   }
   return "";
 }
@@ -135,7 +141,7 @@ absl::StatusOr<TensorCodec> ParseChain(absl::string_view chain) {
   ASSIGN_OR_RETURN(const auto first, MakeCodec(std::string(front)));
   const Capabilities& codec = first->capabilities();
   std::string why;
-  if (feedback.given) why = WhyNoFeedback(codec);
+  if (feedback.given) why = WhyNoFeedback(codec, "leave ef out");
   if (why.empty() && feedback.momentum > 0) why = WhyNoMomentum(codec);
   if (why.empty() && feedback.estimate) why = WhyNoEstimate(*first, front);
   if (why.empty() && planes.any()) why = WhyNoPlanes(codec);
@@ -148,16 +154,16 @@ absl::StatusOr<TensorCodec> ParseChain(absl::string_view chain) {
   return result;
 }
 
-}  // namespace
+// A spec's chains, views of its text. Pattern "": the chain at the front, else a rule's.
+struct SpecPart {
+  absl::string_view pattern, chain;
+};
 
-absl::StatusOr<std::shared_ptr<const CodecPolicy>> CodecPolicy::Parse(std::string_view text) {
-  const absl::string_view spec(text.data(), text.size());
-  auto policy = std::make_shared<CodecPolicy>();
-  const std::vector<absl::string_view> parts = absl::StrSplit(spec, ';');
-  ASSIGN_OR_RETURN(policy->usual_, ParseChain(parts[0]));
-  policy->small_.codec = MakeCodec("fp32").value();
-  for (size_t i = 1; i < parts.size(); ++i) {
-    const absl::string_view rule = absl::StripAsciiWhitespace(parts[i]);
+absl::StatusOr<std::vector<SpecPart>> SplitSpec(absl::string_view spec) {
+  const std::vector<absl::string_view> texts = absl::StrSplit(spec, ';');
+  std::vector<SpecPart> parts = {{"", texts[0]}};
+  for (size_t i = 1; i < texts.size(); ++i) {
+    const absl::string_view rule = absl::StripAsciiWhitespace(texts[i]);
     if (rule.empty()) continue;
     const size_t equals = rule.find('=');
     const absl::string_view pattern =
@@ -167,9 +173,75 @@ absl::StatusOr<std::shared_ptr<const CodecPolicy>> CodecPolicy::Parse(std::strin
       return Refused(spec, absl::StrCat("the rule \"", rule,
                                         "\" is not \"pattern = codec\", as in \"small = fp16\""));
     }
-    ASSIGN_OR_RETURN(TensorCodec codec,
-                     ParseChain(absl::StripAsciiWhitespace(rule.substr(equals + 1))));
-    if (pattern == "small") {
+    parts.push_back({pattern, absl::StripAsciiWhitespace(rule.substr(equals + 1))});
+  }
+  return parts;
+}
+
+// Where in a chain, which is a good one, ef goes: behind the codec and its dct, before the stages
+// that work on bytes. Nothing where it has feedback already.
+std::optional<size_t> PlaceForFeedback(absl::string_view chain) {
+  size_t place = 0;
+  bool bytes = false;
+  for (const absl::string_view stage : absl::StrSplit(chain, '|')) {
+    const std::string name = SpecStage::Parse(stage, chain).value().name();
+    if (name == "ef" || name == "ef21") return std::nullopt;
+    bytes = bytes || name == "zeros" || name == "zstd" || name == "lz4";
+    const absl::string_view text = absl::StripTrailingAsciiWhitespace(stage);
+    if (!bytes) place = static_cast<size_t>(text.data() + text.size() - chain.data());
+  }
+  return place;
+}
+
+// The codec of a good chain, without its stages.
+absl::StatusOr<Capabilities> FrontOf(absl::string_view chain) {
+  const absl::string_view front = absl::StripAsciiWhitespace(chain.substr(0, chain.find('|')));
+  ASSIGN_OR_RETURN(const auto codec, MakeCodec(std::string(front)));
+  return codec->capabilities();
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> WithErrorFeedback(std::string_view text) {
+  const absl::string_view spec(text.data(), text.size());
+  ASSIGN_OR_RETURN(const std::vector<SpecPart> parts, SplitSpec(spec));
+  const char* const mend =
+      parts.size() == 1
+          ? "leave error_feedback out"
+          : "leave error_feedback out, and write ef into the chains that shall have it";
+  std::string result;
+  size_t copied = 0;
+  bool any = false;
+  for (const SpecPart& part : parts) {
+    RETURN_IF_ERROR(ParseChain(part.chain).status());
+    const std::optional<size_t> place = PlaceForFeedback(part.chain);
+    ASSIGN_OR_RETURN(const Capabilities codec, FrontOf(part.chain));
+    const bool exact = codec.id == CodecId::kFp32;
+    any = any || !exact;
+    if (!place.has_value() || exact) continue;
+    const std::string why = WhyNoFeedback(codec, mend);
+    if (!why.empty()) return Refused(part.chain, why);
+    const size_t at = static_cast<size_t>(part.chain.data() - spec.data()) + *place;
+    absl::StrAppend(&result, spec.substr(copied, at - copied), " | ef");
+    copied = at;
+  }
+  if (!any) {
+    ASSIGN_OR_RETURN(const Capabilities codec, FrontOf(parts.front().chain));
+    return Refused(spec, WhyNoFeedback(codec, "leave error_feedback out"));
+  }
+  return absl::StrCat(result, spec.substr(copied));
+}
+
+absl::StatusOr<std::shared_ptr<const CodecPolicy>> CodecPolicy::Parse(std::string_view text) {
+  const absl::string_view spec(text.data(), text.size());
+  auto policy = std::make_shared<CodecPolicy>();
+  ASSIGN_OR_RETURN(const std::vector<SpecPart> parts, SplitSpec(spec));
+  policy->small_.codec = MakeCodec("fp32").value();
+  for (const auto& [pattern, chain] : parts) {
+    ASSIGN_OR_RETURN(TensorCodec codec, ParseChain(chain));
+    if (pattern.empty()) {
+      policy->usual_ = std::move(codec);
+    } else if (pattern == "small") {
       policy->small_ = std::move(codec);
       policy->small_given_ = true;
     } else {

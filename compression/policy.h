@@ -74,4 +74,12 @@ class CodecPolicy {
   bool small_given_ = false;
 };
 
+// The spec with "ef" in every chain that loses something, behind the codec (and its dct), before
+// zeros, zstd and lz4: "topk(0.01) | zstd; small = fp16" becomes "topk(0.01) | ef | zstd; small =
+// fp16 | ef". Rules are chains of their own, and get it too. Chains that have ef, ef(...) or ef21
+// stay as they are, and so do those of fp32, which lose nothing. INVALID_ARGUMENT, naming the
+// chain, the reason and the mend, where no chain loses anything, where a chain cannot have error
+// feedback (randk with scaled values, sketch), and where Parse refuses the spec.
+absl::StatusOr<std::string> WithErrorFeedback(std::string_view spec);
+
 }  // namespace tributary::compression

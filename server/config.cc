@@ -354,6 +354,25 @@ void ReadEf21(TomlReader& toml, bool ef21, Config* c) {
                "asynchronous rounds weigh old updates less: set [aggregation] mode = \"sync\"");
 }
 
+// The updates' codec, as the run has it: with ef where error_feedback asks for it.
+void ReadCodec(TomlReader& toml, Config* c) {
+  std::string& codec = c->compression.codec;
+  toml.Read("compression", "codec", &codec);
+  toml.Read("compression", "error_feedback", &c->compression.error_feedback);
+  const auto policy = compression::CodecPolicy::Parse(codec);
+  if (!policy.ok()) {
+    toml.Complain("compression", "codec",
+                  absl::StrCat("[compression] codec: ", policy.status().message()));
+    return;
+  }
+  ReadEf21(toml, (*policy)->estimates(), c);
+  if (!c->compression.error_feedback) return;
+  auto with = compression::WithErrorFeedback(codec);
+  toml.Require(with.ok(), "compression", "error_feedback",
+               absl::StrCat("[compression] error_feedback: ", with.status().message()));
+  if (with.ok()) codec = *std::move(with);
+}
+
 void ReadDownlink(TomlReader& toml, CompressionConfig* c) {
   toml.Read("compression", "downlink", &c->downlink);
   const bool none = c->downlink == kNoDownlinkCodec;
@@ -378,13 +397,7 @@ void ReadRoundSections(TomlReader& toml, Config* c) {
                absl::StrCat("[cohort] minimum = ", c->cohort.minimum,
                             " passes maximum = ", c->cohort.maximum, ": no round could succeed"));
   ReadStraggler(toml, *c, &c->straggler);
-  toml.Read("compression", "codec", &c->compression.codec);
-  if (const auto codec = compression::CodecPolicy::Parse(c->compression.codec); !codec.ok()) {
-    toml.Complain("compression", "codec",
-                  absl::StrCat("[compression] codec: ", codec.status().message()));
-  } else {
-    ReadEf21(toml, (*codec)->estimates(), c);
-  }
+  ReadCodec(toml, c);
   ReadWeighting(toml, c);
   ReadDownlink(toml, &c->compression);
   toml.Read("checkpoint", "directory", &c->checkpoint.directory);

@@ -165,8 +165,9 @@ struct StragglerConfig {              // [straggler]
 
 inline constexpr char kNoDownlinkCodec[] = "none";
 
-struct CompressionConfig {  // [compression]
-  std::string codec = "fp32";
+struct CompressionConfig {     // [compression]
+  std::string codec = "fp32";  // with the ef that error_feedback asks for
+  bool error_feedback = false;
   // ef21: the examples of all clients together, those that a round does not ask among them.
   uint64_t population_weight = 0;
   std::string downlink = kNoDownlinkCodec;  // or the codec of models on their way down

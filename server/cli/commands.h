@@ -33,6 +33,7 @@ struct DemoOptions {
   uint32_t rounds = 10;
   std::string topology = "two-tier";  // flat, two-tier, three-tier
   std::string codec = "int8";
+  bool error_feedback = false;
   std::string model = "2nn";
   double alpha = 0.5;
   uint64_t seed = 1;

@@ -55,6 +55,7 @@ class DemoRun {
   void ShowRound(const std::string& line);
   void Summary(int code) const;
   std::string RootConfig() const;
+  std::string CodecText() const;
 
   const DemoOptions o_;
   const std::filesystem::path out_;
@@ -71,10 +72,16 @@ std::string DemoRun::RootConfig() const {
   return absl::StrFormat(
       "[run]\nname = \"demo\"\nrounds = %d\nseed = %d\nmodel = \"%s\"\nstartup_limit_s = 120\n\n"
       "[aggregation]\noptimizer = \"fedavg\"\n\n[cohort]\nminimum = %d\n\n"
-      "[straggler]\ndeadline = \"fixed\"\ndeadline_s = 120\n\n[compression]\ncodec = \"%s\"\n\n"
+      "[straggler]\ndeadline = \"fixed\"\ndeadline_s = 120\n\n[compression]\ncodec = \"%s\"\n"
+      "error_feedback = %s\n\n"
       "[checkpoint]\ndirectory = \"%s\"\n\n[training]\nlr = 0.05\nmomentum = 0.9\nlocal_epochs = "
       "1\nbatch_size = 32\n",
-      o_.rounds, o_.seed, o_.model, o_.clients, o_.codec, (out_ / "checkpoints").string());
+      o_.rounds, o_.seed, o_.model, o_.clients, o_.codec, o_.error_feedback ? "true" : "false",
+      (out_ / "checkpoints").string());
+}
+
+std::string DemoRun::CodecText() const {
+  return absl::StrCat(o_.codec, o_.error_feedback ? " with error feedback" : "");
 }
 
 absl::Status DemoRun::Prepare() {
@@ -270,7 +277,7 @@ void DemoRun::Summary(int code) const {
       "  updates         %.2f MB on the wire instead of %.2f MB (%.1f times smaller, codec %s)\n",
       static_cast<double>(bytes_) / 1e6, static_cast<double>(dense_bytes_) / 1e6,
       bytes_ > 0 ? static_cast<double>(dense_bytes_) / static_cast<double>(bytes_) : 0.0,
-      o_.codec.c_str());
+      CodecText().c_str());
   std::printf("  between tiers   %s\n", last_->value("transport", "none").c_str());
   std::printf("  model           SHA-256 %s\n", last_->value("model_sha256", "").c_str());
   std::printf(
@@ -299,7 +306,7 @@ absl::StatusOr<int> DemoRun::Run() {
       "tributary demo: %s, %d clients%s, model %s, codec %s, Dirichlet(%g), %d rounds, seed %d\n",
       o_.topology.c_str(), o_.clients,
       o_.topology == "flat" ? "" : absl::StrCat(" behind ", o_.racks, " racks").c_str(),
-      o_.model.c_str(), o_.codec.c_str(), o_.alpha, o_.rounds, static_cast<int>(o_.seed));
+      o_.model.c_str(), CodecText().c_str(), o_.alpha, o_.rounds, static_cast<int>(o_.seed));
   RETURN_IF_ERROR(StartTiers());
   RETURN_IF_ERROR(StartClients());
   std::printf("started %d processes; waiting for the clients to load their data\n",

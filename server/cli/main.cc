@@ -183,6 +183,8 @@ int Main(int argc, char** argv) {
       ->capture_default_str();
   demo_command->add_option("--codec", demo.codec, "fp32, fp16, bf16, int8, int8(block=64), ...")
       ->capture_default_str();
+  demo_command->add_flag("--error-feedback", demo.error_feedback,
+                         "what encoding loses goes into a client's next update");
   demo_command->add_option("--model", demo.model)->capture_default_str();
   demo_command->add_option("--alpha", demo.alpha, "Dirichlet; smaller is less equal")
       ->check(CLI::PositiveNumber)

@@ -126,8 +126,7 @@ int ListCodecs() {
   std::printf(
       "\nlinear: encoded forms of one round add up. from: tensors of one dimension or with fewer "
       "elements stay\nfp32 unless a rule says otherwise. A run's codec: \"CODEC | ef | zstd; small "
-      "= "
-      "CODEC; NAME* = CODEC\".\n");
+      "= CODEC; NAME* = CODEC\";\n[compression] error_feedback = true writes the ef.\n");
   return 0;
 }
 

@@ -36,6 +36,18 @@ std::string WhyNotFollowed(const compression::TensorCodec& how, const TensorSpec
   return "";
 }
 
+// What to write instead, where a tensor's codec is one that cannot be followed.
+std::string MendOf(const TensorSpec& tensor, bool scaffold, bool feedback_by_key) {
+  const std::string rule = absl::StrCat(
+      "; ", scaffold ? absl::StrCat(aggregation::kVariatePrefix, "*") : tensor.name, " = int8");
+  if (!feedback_by_key) return absl::StrCat("give it a rule of its own, as in \"", rule, "\"");
+  return absl::StrCat(
+      "[compression] error_feedback = true gives each rule ef, so leave it out, write ef "
+      "into the chains that shall have it, and give this tensor a rule without, as in "
+      "\"topk(0.01) | ef",
+      rule, "\"");
+}
+
 void CheckCodecs(TomlReader& toml, const Config& c, const std::string& key,
                  const ModelLayout& layout) {
   const auto codec = compression::CodecPolicy::Parse(c.compression.codec);
@@ -44,17 +56,16 @@ void CheckCodecs(TomlReader& toml, const Config& c, const std::string& key,
   for (uint32_t t = 0; t < layout.tensors().size(); ++t) {
     const TensorSpec& tensor = layout.tensors()[t];
     if (!Averaged(tensor) || (scaffold && !IsVariate(tensor))) continue;
-    const std::string why =
-        WhyNotFollowed((*codec)->For(tensor.name, layout.TensorElements(t), tensor.shape.size()),
-                       tensor, scaffold);
+    const auto& how = (*codec)->For(tensor.name, layout.TensorElements(t), tensor.shape.size());
+    const std::string why = WhyNotFollowed(how, tensor, scaffold);
     if (why.empty()) continue;
-    toml.Complain(
-        "compression", "codec",
-        absl::StrCat("[compression] codec: clients of [training] ", key, " keep what the server ",
-                     "decodes of tensor ", Quoted(tensor.name), ", which is not to be had with ",
-                     why, ": give it a rule of its own, as in \"; ",
-                     scaffold ? absl::StrCat(aggregation::kVariatePrefix, "*") : tensor.name,
-                     " = int8\""));
+    const bool by_key = scaffold && how.error_feedback && c.compression.error_feedback;
+    const std::string at = by_key ? "error_feedback" : "codec";
+    toml.Complain("compression", at,
+                  absl::StrCat("[compression] ", at, ": clients of [training] ", key,
+                               " keep what the server decodes of tensor ", Quoted(tensor.name),
+                               ", which is not to be had with ", why, ": ",
+                               MendOf(tensor, scaffold, by_key)));
     return;  // the others are alike
   }
 }
@@ -107,7 +118,9 @@ void CheckRackRounds(TomlReader& toml, const Config& c, const ModelLayout* layou
           "racks' own models go down whole");
   const auto codec = compression::CodecPolicy::Parse(c.compression.codec);
   if (!codec.ok()) return;  // said already
-  exclude((*codec)->error_feedback(), "ef and ef21 in [compression] codec",
+  exclude((*codec)->error_feedback(),
+          c.compression.error_feedback ? "[compression] error_feedback"
+                                       : "ef and ef21 in [compression] codec",
           "what a client keeps could not be rolled back over several rounds");
   exclude((*codec)->transforms(), "dct in [compression] codec",
           "sums of coefficients are taken back at the root");

@@ -133,6 +133,80 @@ TEST(CodecPolicy, RefusesImpossibleChainsWithTheReason) {
   }
 }
 
+// Each spec, and what it is with error feedback.
+TEST(WithErrorFeedback, PutsEfBehindTheCodecAndBeforeTheStagesForBytes) {
+  const std::pair<const char*, const char*> rows[] = {
+      {"int8", "int8 | ef"},
+      {"topk(0.01, values=ternary) | zstd", "topk(0.01, values=ternary) | ef | zstd"},
+      {"int4 | zeros | zstd(level=3)", "int4 | ef | zeros | zstd(level=3)"},
+      {"sign(mode=vote) | lz4", "sign(mode=vote) | ef | lz4"},
+      {"randk(0.1, scaled=no)", "randk(0.1, scaled=no) | ef"},
+      {"hq(step=auto)", "hq(step=auto) | ef"},
+      {"topk(0.1) | dct(28x28)", "topk(0.1) | dct(28x28) | ef"},
+      {"topk(0.1) | dct(28x28) | zstd", "topk(0.1) | dct(28x28) | ef | zstd"},
+      {"topk(0.1) | zstd | dct(28x28)", "topk(0.1) | ef | zstd | dct(28x28)"},
+      {" int8 |lz4", " int8 | ef |lz4"},
+      {"int8|lz4 ", "int8 | ef|lz4 "}};
+  for (const auto& [spec, want] : rows) {
+    const auto with = WithErrorFeedback(spec);
+    ASSERT_TRUE(with.ok()) << with.status();
+    EXPECT_EQ(*with, want);
+    EXPECT_TRUE(Policy(*with)->For("w", 1 << 20, 2).error_feedback) << want;
+    EXPECT_EQ(*WithErrorFeedback(*with), want) << "once more changes nothing";
+  }
+}
+
+TEST(WithErrorFeedback, LeavesChainsThatHaveFeedbackAsTheyAre) {
+  for (const char* spec :
+       {"int8 | ef", "topk(0.1) | ef(decay=0.9) | zstd", "sign | ef21", "int8 | zstd | ef",
+        "topk(0.1)|ef(decay=0.9, momentum=0.5)|lz4", "topk(0.1) | ef21 | dct(28x28)"}) {
+    const auto with = WithErrorFeedback(spec);
+    ASSERT_TRUE(with.ok()) << with.status();
+    EXPECT_EQ(*with, spec);
+  }
+}
+
+TEST(WithErrorFeedback, IsForEachRuleThatLosesSomething) {
+  const std::pair<const char*, const char*> rows[] = {
+      {"topk(0.1) | zstd; small = fp16; head.* = fp32; conv* = sign | ef21; fc* = int8 | lz4",
+       "topk(0.1) | ef | zstd; small = fp16 | ef; head.* = fp32; conv* = sign | ef21; "
+       "fc* = int8 | ef | lz4"},
+      {"fp32 | zstd; fc.* = int4(block=64);", "fp32 | zstd; fc.* = int4(block=64) | ef;"},
+      {"fp32;small=int8|lz4 ; a=int4", "fp32;small=int8 | ef|lz4 ; a=int4 | ef"}};
+  for (const auto& [spec, want] : rows) {
+    const auto with = WithErrorFeedback(spec);
+    ASSERT_TRUE(with.ok()) << with.status();
+    EXPECT_EQ(*with, want);
+    EXPECT_TRUE(CodecPolicy::Parse(*with).ok()) << want;
+  }
+}
+
+TEST(WithErrorFeedback, RefusesWhereItCannotBeOrHasNothingToDo) {
+  const struct {
+    const char* spec;
+    std::vector<const char*> says;
+  } rows[] = {
+      {"fp32", {"codec \"fp32\": ", "loses nothing", "leave error_feedback out"}},
+      {"fp32 | zstd; small = fp32", {"loses nothing", "leave error_feedback out"}},
+      {"randk(0.1) | zstd",
+       {"codec \"randk(0.1) | zstd\": ", "diverges", "use randk(..., scaled=no), or leave "}},
+      {"sketch(0.1)", {"codec \"sketch(0.1)\": ", "did not recover", "leave error_feedback out"}},
+      {"int8; head.* = randk(0.1)",
+       {"codec \"randk(0.1)\": ", "diverges", "write ef into the chains that shall have it"}},
+      {"int9", {"codec \"int9\": ", "is not a codec"}},
+      {"int8 | ef | ef", {"given twice"}},
+      {"int8; small", {"pattern = codec"}},
+      {"int8; small = fp64", {"fp64"}},
+      {"", {"is not a codec"}}};
+  for (const auto& row : rows) {
+    const auto with = WithErrorFeedback(row.spec);
+    EXPECT_EQ(with.status().code(), absl::StatusCode::kInvalidArgument) << row.spec;
+    for (const char* part : row.says) {
+      EXPECT_THAT(std::string(with.status().message()), HasSubstr(part)) << row.spec;
+    }
+  }
+}
+
 TEST(Stage, IsKeptOnlyWhereItWins) {
   const auto codec = Make("fp32 | zstd");
   std::vector<float> zeros(10000), noise = RandomFloats(3, 10000);

@@ -75,6 +75,23 @@ TEST(AlgorithmsConfig, ScaffoldsVariatesTakeCodecsThatClientsCanFollow) {
   }
 }
 
+TEST(AlgorithmsConfig, ErrorFeedbackForAllRulesIsNotForScaffoldsVariates) {
+  for (const char* codec : {"int8", "topk(0.1); scaffold.* = int8"}) {
+    EXPECT_THAT(
+        Findings(kScaffold,
+                 absl::StrCat("[compression]\ncodec = \"", codec, "\"\nerror_feedback = true")),
+        AllOf(HasSubstr("c.toml:14:18: "), HasSubstr("\"scaffold.fc."), HasSubstr("leave it out"),
+              HasSubstr("\"topk(0.01) | ef; scaffold.* = int8\"")))
+        << codec;
+  }
+  EXPECT_EQ(Findings(kScaffold,
+                     "[compression]\ncodec = \"int8; scaffold.* = fp32\"\n"
+                     "error_feedback = true"),
+            "")
+      << "what is exact is followed";
+  EXPECT_EQ(Findings(kFedDyn, "[compression]\ncodec = \"int8\"\nerror_feedback = true"), "");
+}
+
 TEST(AlgorithmsConfig, FedDynHasAServerStepOfItsOwn) {
   EXPECT_THAT(Findings(kFedDyn, "[aggregation]\noptimizer = \"fedadam\""),
               AllOf(HasSubstr("c.toml:13:13: "), HasSubstr("whose server step is its own")));
@@ -106,6 +123,9 @@ TEST(AlgorithmsConfig, RacksOwnRoundsExcludeWhatOnlyTheRootOrAClientCanUndo) {
               HasSubstr("late = \"carry\""));
   EXPECT_THAT(with("[compression]\ndownlink = \"int8\""), HasSubstr("go down whole"));
   EXPECT_THAT(with("[compression]\ncodec = \"topk(0.1) | ef\""), HasSubstr("rolled back"));
+  EXPECT_THAT(with("[compression]\ncodec = \"int8\"\nerror_feedback = true"),
+              AllOf(HasSubstr("c.toml:6:15: "), HasSubstr("[compression] error_feedback"),
+                    HasSubstr("rolled back")));
   EXPECT_THAT(with("[compression]\ncodec = \"sketch(0.5)\""), HasSubstr("taken apart"));
 }
 

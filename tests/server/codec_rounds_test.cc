@@ -65,6 +65,20 @@ TEST_F(NodeTest, TheStepOfHqOutlivesTheRoot) {
   EXPECT_EQ(spec.codec(), "hq(step=2^-7)");  // twice 0.3, as above
 }
 
+TEST_F(NodeTest, ClientsAndReportsSeeErrorFeedbackAsIfItWereWrittenInTheCodec) {
+  const std::string written = "topk(0.01, values=ternary) | ef | zstd";
+  for (const std::string section :
+       {"codec = \"topk(0.01, values=ternary) | zstd\"\nerror_feedback = true\n",
+        "codec = \"topk(0.01, values=ternary) | ef | zstd\"\n"}) {
+    TestNode node(Config("[compression]\n" + section, 1, 1));
+    RawClient client(node.endpoint(), "a", kEpoch);
+    EXPECT_EQ(client.AwaitTask().spec().codec(), written);
+    TestDeltas deltas(1);
+    EXPECT_EQ(client.Upload(EncodeAs(written, deltas, 1)).status(), v1::UploadResponse::ACCEPTED);
+    EXPECT_EQ(node.Round(0).codec, written);
+  }
+}
+
 // Ten elements are 1 or -1, the others 0.
 class HeavyDeltas final : public aggregation::DeltaSource {
  public:

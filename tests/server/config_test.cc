@@ -361,6 +361,55 @@ TEST(ConfigTest, Ef21NeedsThePopulationsWeightAndExcludesWhatChangesWeights) {
                     HasSubstr("conv1.weight = fp32")));
 }
 
+// The codec of kRoot with [compression] error_feedback.
+std::string WithFeedback(const std::string& codec, const std::string& value = "true") {
+  return Replaced(kRoot, "\"int8\"", absl::StrCat("\"", codec, "\"\nerror_feedback = ", value));
+}
+
+TEST(ConfigTest, ErrorFeedbackIsEfInTheCodecAsIfWrittenByHand) {
+  const auto codec = [](const std::string& text) {
+    const auto config = ParseConfig(text, "c.toml");
+    EXPECT_TRUE(config.ok()) << config.status();
+    return config.ok() ? config->compression.codec : "";
+  };
+  const std::string written = "topk(0.01, values=ternary) | ef | zstd";
+  EXPECT_EQ(codec(Replaced(kRoot, "int8", written)), written);
+  EXPECT_EQ(codec(WithFeedback("topk(0.01, values=ternary) | zstd")), written);
+  EXPECT_EQ(codec(WithFeedback(written)), written);
+  EXPECT_EQ(codec(WithFeedback("topk(0.01) | zstd; small = fp16; fc.* = fp32")),
+            "topk(0.01) | ef | zstd; small = fp16 | ef; fc.* = fp32");
+  EXPECT_EQ(codec(WithFeedback("topk(0.01) | zstd", "false")), "topk(0.01) | zstd");
+  EXPECT_EQ(codec(WithFeedback(written, "false")), written) << "as the chain says";
+  EXPECT_EQ(codec(Replaced(WithFeedback("int8 | ef21"), "error_feedback",
+                           "population_weight = 60000\nerror_feedback")),
+            "int8 | ef21");
+}
+
+TEST(ConfigTest, ErrorFeedbackThatCannotBeIsRefusedWithItsPlaceAndMend) {
+  const auto one = [](const std::string& text, const std::string& place) {
+    const std::string findings = Findings(text);
+    EXPECT_EQ(findings.find(absl::StrCat("bad.toml:", place, ": ")), 0u) << findings;
+    EXPECT_THAT(findings, Not(HasSubstr("\n"))) << "one mistake, one finding";
+    return findings;
+  };
+  EXPECT_THAT(one(WithFeedback("fp32"), "35:18"),
+              AllOf(HasSubstr("[compression] error_feedback: codec \"fp32\""),
+                    HasSubstr("loses nothing"), HasSubstr("leave error_feedback out")));
+  EXPECT_THAT(one(WithFeedback("randk(0.1) | zstd"), "35:18"),
+              AllOf(HasSubstr("codec \"randk(0.1) | zstd\""), HasSubstr("scaled=no")));
+  EXPECT_THAT(one(WithFeedback("int8; fc.* = sketch(0.1)"), "35:18"),
+              AllOf(HasSubstr("codec \"sketch(0.1)\""), HasSubstr("write ef into the chains")));
+  EXPECT_THAT(one(WithFeedback("int8", "\"yes\""), "35:18"),
+              AllOf(HasSubstr("[compression] error_feedback must be true or false"),
+                    HasSubstr("the string \"yes\"")));
+  EXPECT_THAT(one(WithFeedback("int8", "1"), "35:18"), HasSubstr("the integer 1"));
+  EXPECT_THAT(one(WithFeedback("int9"), "34:9"), HasSubstr("[compression] codec: codec \"int9\""));
+  EXPECT_THAT(one(Replaced(WithFeedback("int8"), "error_feedback", "error_feedbak"), "35:1"),
+              HasSubstr("did you mean \"error_feedback\"?"));
+  EXPECT_THAT(one(Replaced(kRoot, "momentum = 0.9", "error_feedback = true"), "40:1"),
+              HasSubstr("it belongs in [compression]"));
+}
+
 TEST(ConfigTest, InverseProbabilityNeedsFractionalWeightsAndRounds) {
   const std::string wanted =
       Replaced(kRoot, "fraction = 1.0", "weighting = \"inverse_probability\"");

@@ -2,8 +2,13 @@
 // strangers at its door.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
 
+#include <filesystem>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -43,6 +48,41 @@ class Liveness : public ::testing::TestWithParam<std::string> {
 
   const std::unique_ptr<Fabric> fabric_ = GetParam() == "shm" ? MakeShmFabric() : MakeTcpFabric();
 };
+
+// TCP_USER_TIMEOUT of all of this process's sockets that have one, in milliseconds.
+std::set<int> UserTimeouts() {
+  std::set<int> out;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    int millis = 0;
+    socklen_t length = sizeof(millis);
+    const int fd = std::stoi(entry.path().filename().string());
+    if (getsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &millis, &length) == 0 && millis > 0)
+      out.insert(millis);
+  }
+  return out;
+}
+
+// The kernel must not end a control socket before the limit of silence, which goes by the slower
+// heart of the two.
+TEST(ControlSocket, IsKeptByTheKernelAsLongAsTheSlowerSidesHeartbeatMayBeSilent) {
+  for (const char* fabric : {"tcp", "roce"}) {
+    SCOPED_TRACE(fabric);
+    const auto harness = MakeHarness(fabric);
+    LinkOptions quick = SmallOptions("server"), slow = SmallOptions("client");
+    quick.heartbeat = absl::Seconds(1);
+    slow.heartbeat = absl::Seconds(3);
+    quick.progress_timeout = slow.progress_timeout = absl::Seconds(61);
+    auto listener = harness->server().Listen(harness->listen_address(), quick);
+    ASSERT_TRUE(listener.ok()) << listener.status();
+    const auto client = harness->client().Connect((*listener)->address(), slow);
+    ASSERT_TRUE(client.ok()) << client.status();
+    const auto server = (*listener)->Accept(Soon());
+    ASSERT_TRUE(server.ok()) << server.status();
+    std::set<int> timeouts = UserTimeouts();
+    timeouts.erase(61'000);  // lanes
+    EXPECT_EQ(timeouts, std::set<int>{15'000});
+  }
+}
 
 TEST_P(Liveness, KilledPeerIsNoticedAtOnceInTheMiddleOfAStream) {
   auto listener = ListenHere(SmallOptions("server"));

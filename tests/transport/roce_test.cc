@@ -358,6 +358,14 @@ TEST_F(Roce, MemoryThatMayNotBeLockedIsRefusedAtTheStartWithTheNeed) {
   EXPECT_THAT(Words(status), HasSubstr("64 KiB"));
   EXPECT_THAT(Words(status), HasSubstr("ulimit -l 69632"));
   EXPECT_THAT(Words(status), HasSubstr("LimitMEMLOCK=infinity"));
+  // With another fabric to come: enough for the first alone is too little, and the sum is said.
+  RoceOptions first = SmallArena();
+  first.other_arena_bytes = size_t{16} << 20;
+  const rdma::MemlockLimit enough_for_one{.bytes = size_t{68} << 20,
+                                          .hard_bytes = size_t{68} << 20};
+  const absl::Status both = roce::MakeFabricOver(libraries_, first, enough_for_one).status();
+  EXPECT_EQ(both.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(Words(both), HasSubstr("ulimit -l 90112"));  // 88 MiB
   EXPECT_EQ(verbs_->calls("OpenDevice"), 0u);
 }
 

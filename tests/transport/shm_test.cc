@@ -148,6 +148,36 @@ TEST(ShmMemory, OfAnotherShapeOrWithoutSealsIsRefused) {
               HasSubstr("not sealed"));
 }
 
+size_t OpenDescriptors() {
+  const auto all = std::filesystem::directory_iterator("/proc/self/fd");
+  return static_cast<size_t>(std::distance(begin(all), end(all)));
+}
+
+// As many as the room for one takes in: that is padded.
+TEST(ShmMemory, MoreDescriptorsThanOneAreRefusedAndClosed) {
+  int ends[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends), 0);
+  const internal::Fd ours(ends[0]), theirs(ends[1]);
+  std::string word("TRIBSHM1memory\0\0", 16);
+  iovec piece{word.data(), word.size()};
+  const int two[2] = {0, 0};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(two))] = {};
+  msghdr message{};
+  message.msg_iov = &piece;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  cmsghdr* const header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(sizeof(two));
+  std::memcpy(CMSG_DATA(header), two, sizeof(two));
+  ASSERT_EQ(sendmsg(theirs.get(), &message, 0), 16);
+  const size_t before = OpenDescriptors();
+  EXPECT_FALSE(shm::ReceiveDescriptor(ours.get(), Soon()).ok());
+  EXPECT_EQ(OpenDescriptors(), before);
+}
+
 TEST(ShmAddress, IsAnAbstractNameOrMadeUp) {
   EXPECT_EQ(*shm::CheckName("@tributary-rack0"), "@tributary-rack0");
   EXPECT_NE(*shm::CheckName("@"), *shm::CheckName("@"));
