@@ -1,5 +1,6 @@
 // What RoCE links promise beyond the conformance suite, over fake verbs: refusals at each step,
 // devices that grant less, chunks in order.
+#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -386,8 +387,16 @@ TEST_F(Roce, AutoTakesItOnANetworkInCommonAndDoesNotEvenTryElsewhere) {
     candidates.push_back(TcpCandidate("127.0.0.1:0"));
     return MakeAutoFabric(std::move(candidates));
   };
+  // Beside the loopback addresses, which say nothing of a network.
+  ibv_gid_entry entry = verbs_->gids.back();
+  entry.gid_index = static_cast<uint32_t>(verbs_->gids.size());
+  ASSERT_EQ(inet_pton(AF_INET6, "::ffff:10.0.0.5", entry.gid.raw), 1);
+  verbs_->gids.push_back(entry);
   const auto infiniband = std::make_shared<FakeVerbs>();
-  for (ibv_gid_entry& entry : infiniband->gids) entry.gid_type = IBV_GID_TYPE_IB;
+  entry.gid_index = 0;
+  entry.gid_type = IBV_GID_TYPE_IB;
+  ASSERT_EQ(inet_pton(AF_INET6, "fe80::5", entry.gid.raw), 1);
+  infiniband->gids = {entry};
   const auto here = side(verbs_);
   const auto elsewhere = side(infiniband);
   const auto link_over = [&](Fabric& server, Fabric& client) {
@@ -401,7 +410,8 @@ TEST_F(Roce, AutoTakesItOnANetworkInCommonAndDoesNotEvenTryElsewhere) {
   const LogCapture log;
   EXPECT_EQ(link_over(*here, *elsewhere), "tcp");
   EXPECT_EQ(link_over(*elsewhere, *here), "tcp");
-  EXPECT_THAT(log.text(), HasSubstr("(roce: no RDMA network in common: "));
+  EXPECT_THAT(log.text(), HasSubstr("(roce: no RDMA network in common: ethernet/ipv4 on this "
+                                    "side, infiniband/fe80000000000000 on the other"));
 }
 
 }  // namespace

@@ -126,8 +126,7 @@ std::string RoceNode::Reach() const {
   absl::StatusOr<std::vector<PortTable>> tables = Tables();
   if (!tables.ok()) return "";
   std::erase_if(*tables, [this](const PortTable& table) {
-    const auto port = devices_[table.device]->Port(static_cast<uint8_t>(table.port));
-    return !port.ok() || port->state != IBV_PORT_ACTIVE;
+    return !devices_[table.device]->Port(static_cast<uint8_t>(table.port)).ok();
   });
   PlaceWish wish;
   wish.port = options_.port;
