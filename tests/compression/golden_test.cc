@@ -97,7 +97,7 @@ TEST(Golden, EveryTargetEncodesDecodesAndFoldsWhatTheReferenceWrote) {
 
 // Inputs of several thousand elements: runs of neighbours, zeros between, cells of sketches.
 TEST(Golden, LongerOnesToo) {
-  const std::vector<float> x = As<float>(ReadFile("long_input.f32"));
+  std::vector<float> x = As<float>(ReadFile("long_input.f32"));
   ASSERT_EQ(x.size(), 4200u);
   const std::pair<const char*, const char*> files[] = {
       {"long_topk_stream_vbyte", "topk(0.0286, values=ternary)"},  // 120 of them
@@ -105,6 +105,11 @@ TEST(Golden, LongerOnesToo) {
       {"long_sketch_1", "sketch(0.25, rows=1)"},
       {"long_zeros_int4", "int4(block=64, rounding=nearest) | zeros"}};
   ExpectGolden(x, files);
+  // Too few for cells, and more than a whole tile of this form has.
+  const std::pair<const char*, const char*> short_files[] = {
+      {"short_sketch_3", "sketch(0.02, rows=3)"}};
+  x.resize(1000);
+  ExpectGolden(x, short_files);
 }
 
 // Compressed bytes are the writer's choice: those of a writer of plain blocks and those of a

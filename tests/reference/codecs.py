@@ -274,6 +274,10 @@ def golden(have):
         assert codec.plain(payload) == codec.inner.encode(x), name
         values = codec.values(payload, len(x))
         add(name, payload, [to_binary32(v) for v in values], values)
+    # A tile too short for cells, of more elements than a whole one of this form has cells.
+    sketch = Sketch(3, int(0.02 * 32768 / 3), philox4x32, long_forms()["long_sketch_1"].key)
+    payload = sketch.encode(x[:1000])
+    add("short_sketch_3", payload, sketch.decode(payload, 1000), sketch.values(payload, 1000))
     integers = [0, 1, -1, 2**40, -(2**40), 12345] + [k * k * k - 1000 * k for k in range(26)]
     files["int64.bin"] = struct.pack(f"<{len(integers)}q", *integers)
     files["int64.fold.bin"] = struct.pack(f"<{len(integers)}q", *(WEIGHT * v for v in integers))

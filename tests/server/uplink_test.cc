@@ -10,6 +10,7 @@
 #include "base/philox.h"
 #include "server/partial_digest.h"
 #include "server/tier_stream.h"
+#include "tests/server/held.h"
 #include "tests/server/held_parent.h"
 #include "tests/server/node_fixture.h"
 #include "transport/tcp.h"
