@@ -18,6 +18,7 @@ int Kernels(const KernelsOptions& options) {
     std::ranges::move(aggregation::RunPackBench({}), std::back_inserter(rows));
   }
   std::vector<Figure> figures;
+  figures.reserve(rows.size());
   for (const compression::KernelFigure& row : rows) {
     figures.push_back({.name = row.name,
                        .value = row.value,

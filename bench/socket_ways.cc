@@ -16,6 +16,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <string>
 
 #include "bench/uring.h"
@@ -155,17 +156,18 @@ class Sender {
   std::array<uint64_t, kSlots> last_of_slot_{};
 };
 
-void Receive(int fd, const std::string& way, Uring& ring, uint8_t* at) {
+// By `ring`, or by plain calls where there is none.
+void Receive(int fd, Uring* ring, uint8_t* at) {
   for (size_t left = kChunk; left > 0;) {
     ssize_t n = 0;
-    if (way.starts_with("uring")) {
+    if (ring != nullptr) {
       io_uring_sqe request{};
       request.opcode = IORING_OP_RECV;
       request.fd = fd;
       request.addr = reinterpret_cast<uint64_t>(at);
       request.len = static_cast<uint32_t>(left);
-      ring.Submit(request, 1);
-      n = ring.Next().res;
+      ring->Submit(request, 1);
+      n = ring->Next().res;
     } else {
       n = recv(fd, at, left, 0);
     }
@@ -198,8 +200,12 @@ int Run(bool receive, const sockaddr_in& address, const std::string& way, uint64
   const auto start = std::chrono::steady_clock::now();
   uint64_t copied = 0;
   if (receive) {
-    Uring ring(8);
-    for (uint64_t i = 0; i < chunks; ++i) Receive(fd, way, ring, slots.at(i));
+    std::unique_ptr<Uring> ring;
+    if (way.starts_with("uring")) {
+      ring = std::make_unique<Uring>(8);
+      if (!ring->valid()) Die("io_uring_setup");
+    }
+    for (uint64_t i = 0; i < chunks; ++i) Receive(fd, ring.get(), slots.at(i));
   } else {
     Sender sender(fd, way);
     for (uint64_t i = 0; i < chunks; ++i) {

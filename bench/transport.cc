@@ -45,6 +45,7 @@ template <typename Result>
 double MedianOf(const std::vector<Result>& results,
                 const std::function<double(const Result&)>& of) {
   std::vector<double> values;
+  values.reserve(results.size());
   for (const Result& result : results) values.push_back(of(result));
   return Median(std::move(values));
 }

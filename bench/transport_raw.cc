@@ -120,6 +120,7 @@ bool RunLanes(const std::vector<int>& lanes, const Shape& shape, const MoveOne& 
   std::atomic<bool> good = true;
   std::barrier ready(static_cast<std::ptrdiff_t>(lanes.size()), [&start]() noexcept { start(); });
   std::vector<std::thread> threads;
+  threads.reserve(lanes.size());
   for (const int fd : lanes) {
     threads.emplace_back([&, fd] {
       std::vector<uint8_t> buffer(shape.size, 1);
