@@ -36,19 +36,6 @@ absl::StatusOr<uint64_t> ParseSize(const std::string& text) {
   return value << (10 * unit);
 }
 
-Shape ShapeOf(const std::string& kind, size_t size, uint32_t lanes, uint64_t bytes) {
-  Shape shape;
-  shape.kind = kind;
-  shape.size = size;
-  shape.lanes = lanes;
-  // 8 MiB under way, as the default of links has it, within what their slots allow.
-  shape.slots = static_cast<uint32_t>(std::clamp<size_t>((size_t{8} << 20) / size, 2, 256));
-  // Small chunks cost by the piece: a stream of them is cut to what takes about as long.
-  shape.bytes = std::max<uint64_t>(std::min<uint64_t>(bytes, size << 18), 4 * size);
-  shape.rounds = size > kFigureSize ? 20 : size > 65536 ? 300 : kPingRounds;
-  return shape;
-}
-
 double Median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return values[values.size() / 2];
@@ -272,7 +259,7 @@ absl::Status RunAll(const TransportOptions& options, Bench* bench) {
         // Shared memory has no lanes: it is measured once.
         if (kind == "shm" && i > 0) continue;
         const uint32_t lanes = kind == "shm" ? 1 : options.lanes[i];
-        Shape shape = ShapeOf(kind, size, lanes, bytes);
+        Shape shape = ShapeFor(kind, size, lanes, bytes);
         if (options.slots > 0) shape.slots = options.slots;
         shape.listen = kind == "shm" ? "@" : options.listen;
         std::string suffix = size == kFigureSize ? "" : absl::StrCat(".", SizeText(size));
@@ -301,12 +288,26 @@ int Report(const absl::Status& status) {
 
 }  // namespace
 
+Shape ShapeFor(const std::string& kind, size_t size, uint32_t lanes, uint64_t bytes) {
+  Shape shape;
+  shape.kind = kind;
+  shape.size = size;
+  shape.lanes = lanes;
+  // 8 MiB under way, as the default of links has it, within what their slots allow.
+  shape.slots = static_cast<uint32_t>(std::clamp<size_t>((size_t{8} << 20) / size, 2, 256));
+  // Small chunks cost by the piece: a stream of them is cut to what takes about as long.
+  shape.bytes = std::max<uint64_t>(std::min<uint64_t>(bytes, size << 18), 4 * size);
+  shape.rounds = size > kFigureSize ? 20 : size > 65536 ? 300 : kPingRounds;
+  return shape;
+}
+
 int Transport(const TransportOptions& options) {
   Bench bench(options.repetitions);
   absl::Status status = LogBeside();
   if (status.ok()) status = RunAll(options, &bench);
+  // What was measured before a failure is worth showing all the same.
+  if (!bench.figures().empty()) Print(bench.figures());
   if (!status.ok()) return Report(status);
-  Print(bench.figures());
   std::string lanes;
   for (const uint32_t n : options.lanes) absl::StrAppend(&lanes, lanes.empty() ? "" : ",", n);
   return Report(

@@ -15,6 +15,7 @@
 #include "base/deadline.h"
 #include "base/status.h"
 #include "bench/transport_runs.h"
+#include "transport/rdma/memlock.h"
 #include "transport/roce.h"
 #include "transport/shm.h"
 #include "transport/tcp.h"
@@ -26,11 +27,11 @@ using nlohmann::json;
 
 Deadline Soon() { return Deadline::After(absl::Seconds(120)); }
 
-absl::StatusOr<std::unique_ptr<transport::Fabric>> FabricOf(const std::string& kind) {
-  if (kind == "tcp") return transport::MakeTcpFabric();
-  if (kind == "shm") return transport::MakeShmFabric();
-  if (kind == "roce") return transport::MakeRoceFabric({});
-  return absl::InvalidArgumentError(absl::StrCat("no transport \"", kind, "\" to bench"));
+absl::StatusOr<std::unique_ptr<transport::Fabric>> FabricOf(const Shape& shape) {
+  if (shape.kind == "tcp") return transport::MakeTcpFabric();
+  if (shape.kind == "shm") return transport::MakeShmFabric();
+  if (shape.kind == "roce") return transport::MakeRoceFabric(RoceOptionsOf(shape));
+  return absl::InvalidArgumentError(absl::StrCat("no transport \"", shape.kind, "\" to bench"));
 }
 
 transport::LinkOptions OptionsOf(const Shape& shape) {
@@ -48,7 +49,7 @@ struct Accepted {
 };
 
 absl::StatusOr<std::pair<Accepted, Peer>> AcceptPeer(const std::string& what, const Shape& shape) {
-  ASSIGN_OR_RETURN(auto fabric, FabricOf(shape.kind));
+  ASSIGN_OR_RETURN(auto fabric, FabricOf(shape));
   Accepted accepted;
   ASSIGN_OR_RETURN(accepted.listener, fabric->Listen(shape.listen, OptionsOf(shape)));
   ASSIGN_OR_RETURN(Peer peer, Peer::Start(what, shape, accepted.listener->address()));
@@ -59,7 +60,7 @@ absl::StatusOr<std::pair<Accepted, Peer>> AcceptPeer(const std::string& what, co
 absl::StatusOr<std::unique_ptr<transport::Link>> ConnectBack(const TransportPeerOptions& options,
                                                              double* open_ms, double* connect_ms) {
   double start = WallSeconds();
-  ASSIGN_OR_RETURN(auto fabric, FabricOf(options.kind));
+  ASSIGN_OR_RETURN(auto fabric, FabricOf(ShapeOf(options)));
   *open_ms = 1e3 * (WallSeconds() - start);
   start = WallSeconds();
   ASSIGN_OR_RETURN(auto link, fabric->Connect(options.address, OptionsOf(ShapeOf(options))));
@@ -68,6 +69,13 @@ absl::StatusOr<std::unique_ptr<transport::Link>> ConnectBack(const TransportPeer
 }
 
 }  // namespace
+
+transport::RoceOptions RoceOptionsOf(const Shape& shape) {
+  transport::RoceOptions options;
+  options.arena_bytes = std::max<size_t>(options.arena_bytes,
+                                         transport::rdma::LinkArenaBytes(shape.slots, shape.size));
+  return options;
+}
 
 double CpuSeconds() {
   rusage usage{};

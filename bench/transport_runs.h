@@ -14,6 +14,7 @@
 #include "base/process.h"
 #include "bench/commands.h"
 #include "transport/link.h"
+#include "transport/roce.h"
 
 namespace tributary::bench {
 
@@ -43,6 +44,12 @@ struct Shape {
   uint32_t rounds = 0;  // round trips
   int send_buffer = 0;  // of plain sockets; 0: as the kernel has it
 };
+
+// What a link of `kind` in chunks of `size` is measured with; `bytes` is what --bytes asks for.
+Shape ShapeFor(const std::string& kind, size_t size, uint32_t lanes, uint64_t bytes);
+// Each side registers memory for the one link that it has, and never less than links have by
+// default.
+transport::RoceOptions RoceOptionsOf(const Shape& shape);
 
 // Receives a stream of chunks. `consume` is called with each (empty: they are dropped). `filled`:
 // the sender copies each in from SourceBytes of memory, as through shared memory it always does.

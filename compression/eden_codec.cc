@@ -5,18 +5,16 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "base/philox.h"
 #include "base/status.h"
 #include "compression/internal/eden.h"
 #include "compression/internal/element_codec.h"
 #include "compression/internal/runs.h"
+#include "compression/random.h"
 
 namespace tributary::compression {
 namespace {
 
 constexpr size_t kKeyBytes = 8;
-// Keeps the rotations' keys apart from the rounding of other codecs under the same client key.
-constexpr uint64_t kPurpose = 0x6E6F697461746F72;  // "rotation"
 
 class EdenCodec final : public Codec {
  public:
@@ -48,10 +46,8 @@ class EdenCodec final : public Codec {
     out->resize(start + EncodedBytes(x.size()));
     if (x.empty()) return absl::OkStatus();
     const uint64_t tile = context.first / kTileElements;
-    const PhiloxBlock words = Philox4x32(
-        context.key ^ kPurpose, {static_cast<uint32_t>(tile), static_cast<uint32_t>(tile >> 32),
-                                 context.tensor, context.round});
-    const uint64_t key = words[0] | uint64_t{words[1]} << 32;
+    const uint64_t key =
+        TileKey(context.key ^ kRotationPurpose, context.round, context.tensor, tile);
     StoreLe(key, out->data() + start);
     uint8_t* p = out->data() + start + kKeyBytes;
     std::vector<int32_t> integers(residual.empty() ? 0 : block_);

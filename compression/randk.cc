@@ -10,6 +10,7 @@
 #include "base/status.h"
 #include "compression/internal/element_codec.h"
 #include "compression/internal/sparse.h"
+#include "compression/random.h"
 
 namespace tributary::compression {
 namespace {
@@ -46,7 +47,7 @@ class RandKCodec final : public Codec {
     capabilities_ = {.id = CodecId::kRandK,
                      .name = "randk",
                      .linear = true,
-                     .unbiased = scaled,
+                     .unbiased = scaled && !half_,  // binary16 rounds to nearest
                      .needs_error_feedback = !scaled,
                      .deterministic = false,
                      .minimum_elements = kSmallTensorElements};
@@ -69,10 +70,7 @@ class RandKCodec final : public Codec {
     out->resize(start + EncodedBytes(x.size()));
     if (x.empty()) return absl::OkStatus();
     const uint64_t tile = context.first / kTileElements;
-    const PhiloxBlock words = Philox4x32(
-        context.shared_key, {static_cast<uint32_t>(tile), static_cast<uint32_t>(tile >> 32),
-                             context.tensor, context.round});
-    const uint64_t key = words[0] | uint64_t{words[1]} << 32;
+    const uint64_t key = TileKey(context.shared_key, context.round, context.tensor, tile);
     StoreLe(key, out->data() + start);
     uint8_t* p = out->data() + start + kKeyBytes;
     const bool in_place = residual.data() == x.data();

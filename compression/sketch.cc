@@ -161,11 +161,13 @@ class SketchCodec final : public Codec {
   }
 
   // The cells of each tile, onto its first sums: not the elements, which the root alone looks for.
+  // `count` reaches to the end of a tile or of the payload, as whoever folds tiles has it.
   void Fold(const PiecedBytes& payload, uint64_t begin, uint64_t count, const GridFold& grid,
             int64_t* acc) const override {
     for (uint64_t done = 0; done < count; done += kTileElements) {
-      const auto [first, cells] = TileAt(payload, (begin + done) / kTileElements);
-      const uint64_t here = std::min(cells, count - done);
+      const uint64_t length = std::min(kTileElements, count - done);
+      const auto [first, cells] = TileAt(payload, (begin + done) / kTileElements, length);
+      const uint64_t here = std::min(cells, length);
       cells_->Fold(Cells(payload, first, here), 0, here, grid, acc + done);
     }
   }
@@ -175,7 +177,7 @@ class SketchCodec final : public Codec {
     std::vector<float> cells;
     for (uint64_t at = 0, tile = 0; at < out.size(); at += kTileElements, ++tile) {
       const auto part = out.subspan(at, std::min<uint64_t>(kTileElements, out.size() - at));
-      const auto [first, count] = TileAt(payload, tile);
+      const auto [first, count] = TileAt(payload, tile, part.size());
       cells.resize(count);
       cells_->Decode(Cells(payload, first, count), cells);
       EstimateTile(form_, key + tile, cells.data(), part);
@@ -183,11 +185,14 @@ class SketchCodec final : public Codec {
   }
 
  private:
-  // A tile's first cell and how many it has; the payload's length says what the last one has.
-  std::pair<uint64_t, uint64_t> TileAt(const PiecedBytes& payload, uint64_t tile) const {
+  // The first cell of a tile of `length` elements and how many it has; the payload's length says
+  // what the last one has. One too short for cells has its elements, which may be more than a
+  // whole tile's cells.
+  std::pair<uint64_t, uint64_t> TileAt(const PiecedBytes& payload, uint64_t tile,
+                                       uint64_t length) const {
     const uint64_t all = (payload.size() - kKeyBytes) / sizeof(float);
     const uint64_t whole = form_.TileCells(kTileElements);
-    return {tile * whole, std::min(whole, all - tile * whole)};
+    return {tile * whole, std::min(length < kSketchShortest ? length : whole, all - tile * whole)};
   }
   static PiecedBytes Cells(const PiecedBytes& payload, uint64_t first, uint64_t count) {
     ByteCursor cursor(payload, kKeyBytes + first * sizeof(float));
@@ -216,8 +221,7 @@ const SketchForm* SketchFormOf(const Codec& codec) {
 }
 
 uint64_t SketchKey(uint64_t shared_key, uint32_t tensor) {
-  const PhiloxBlock words = Philox4x32(shared_key ^ kPurpose, {0, 0, tensor, 0});
-  return words[0] | uint64_t{words[1]} << 32;
+  return Philox4x32(shared_key ^ kPurpose, {0, 0, tensor, 0}).Low64();
 }
 
 uint64_t SketchKeyOf(const PiecedBytes& payload) {

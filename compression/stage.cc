@@ -26,6 +26,13 @@ std::vector<uint8_t>& Scratch(int which) {
   return scratch[which];
 }
 
+// The library would also take several frames, skippable ones between them, and the formats of its
+// first releases, which other readers of a payload need not know.
+bool IsOneFrame(const std::vector<uint8_t>& bytes) {
+  return bytes.size() >= sizeof(uint32_t) && LoadLe<uint32_t>(bytes.data()) == ZSTD_MAGICNUMBER &&
+         ZSTD_findFrameCompressedSize(bytes.data(), bytes.size()) == bytes.size();
+}
+
 class StageCodec final : public Codec {
  public:
   StageCodec(CodecId id, std::shared_ptr<const Codec> inner, int level)
@@ -87,8 +94,15 @@ class StageCodec final : public Codec {
           absl::StrCat(capabilities_.name, " payload: bytes do not hold ", n, " elements; at most ",
                        kMaxStageTiles * kTileElements, " are compressed as one segment"));
     }
-    ASSIGN_OR_RETURN(const Inner inner, Unwrap(payload));
-    return Annotate(inner.codec->Validate(inner.payload, n, bound),
+    if (n == 0) return payload.size() == 0 ? absl::OkStatus() : Wrong(payload, "no element");
+    ASSIGN_OR_RETURN(const Head head, ReadHead(payload));
+    // Where n says how long it is, nothing of another length is decompressed.
+    if (head.codec->fixed_rate() && head.codec->EncodedBytes(n) != head.plain) {
+      return Wrong(payload, absl::StrCat(head.plain, " bytes within of ", n,
+                                         " elements, which take ", head.codec->EncodedBytes(n)));
+    }
+    ASSIGN_OR_RETURN(const PiecedBytes plain, Decompressed(payload, head.plain));
+    return Annotate(head.codec->Validate(plain, n, bound),
                     absl::StrCat(capabilities_.name, " payload"));
   }
 
@@ -139,42 +153,49 @@ class StageCodec final : public Codec {
                      what, "; the payload is damaged or of another codec"));
   }
 
-  absl::StatusOr<Inner> Unwrap(const PiecedBytes& payload) const {
-    uint8_t head[kStageHeadBytes];
-    ByteCursor cursor(payload);
-    if (payload.size() == 0) {  // no element
-      ASSIGN_OR_RETURN(auto none, CodecFromHeader(static_cast<uint16_t>(CodecId::kFp32), 0));
-      return Inner{std::move(none), {}};
-    }
-    if (!cursor.Read(head, sizeof head)) return Wrong(payload, "the head is cut");
-    const auto id = LoadLe<uint16_t>(head);
-    if (!MayBeWithin(id, capabilities_.id)) {
-      return Wrong(payload, "a stage within a stage");
-    }
-    if (LoadLe<uint16_t>(head + 2) != 0) return Wrong(payload, "bytes 2 and 3 are not 0");
-    Inner inner;
-    ASSIGN_OR_RETURN(inner.codec, CodecFromHeader(id, LoadLe<uint32_t>(head + 4)));
-    const size_t plain = LoadLe<uint32_t>(head + 8);
-    const size_t compressed = payload.size() - kStageHeadBytes;
-    // Before anything is allocated.
-    if (plain > kMaxPayloadBytes || plain / kMaxStageRatio > payload.size()) {
-      return Wrong(payload, absl::StrCat(plain, " bytes within are over the limits of ",
-                                         kMaxPayloadBytes, " and ", kMaxStageRatio, " to 1"));
-    }
+  // What the payload says is within it, checked before anything is allocated.
+  struct Head {
+    std::shared_ptr<const Codec> codec;
+    size_t plain = 0;  // bytes
+  };
+  absl::StatusOr<Head> ReadHead(const PiecedBytes& payload) const {
+    uint8_t bytes[kStageHeadBytes];
+    if (!ByteCursor(payload).Read(bytes, sizeof bytes)) return Wrong(payload, "the head is cut");
+    const auto id = LoadLe<uint16_t>(bytes);
+    if (!MayBeWithin(id, capabilities_.id)) return Wrong(payload, "a stage within a stage");
+    if (LoadLe<uint16_t>(bytes + 2) != 0) return Wrong(payload, "bytes 2 and 3 are not 0");
+    Head head;
+    ASSIGN_OR_RETURN(head.codec, CodecFromHeader(id, LoadLe<uint32_t>(bytes + 4)));
+    head.plain = LoadLe<uint32_t>(bytes + 8);
+    if (head.plain <= kMaxPayloadBytes && head.plain / kMaxStageRatio <= payload.size())
+      return head;
+    return Wrong(payload, absl::StrCat(head.plain, " bytes within are over the limits of ",
+                                       kMaxPayloadBytes, " and ", kMaxStageRatio, " to 1"));
+  }
+
+  // The `plain` bytes within, in memory that the thread reuses.
+  absl::StatusOr<PiecedBytes> Decompressed(const PiecedBytes& payload, size_t plain) const {
     std::vector<uint8_t>& from = Scratch(0);
     std::vector<uint8_t>& to = Scratch(1);
-    from.resize(compressed);
+    from.resize(payload.size() - kStageHeadBytes);
     to.resize(std::max<size_t>(plain, 1));
-    cursor.Read(from.data(), compressed);
-    if (Decompress(from, to.data(), plain) != plain)
+    ByteCursor(payload, kStageHeadBytes).Read(from.data(), from.size());
+    if (Decompress(from, to.data(), plain) != plain) {
       return Wrong(payload, "they do not decompress");
-    inner.payload.Append(ByteSpan(to).first(plain));
-    return inner;
+    }
+    return PiecedBytes(ByteSpan(to).first(plain));
+  }
+
+  absl::StatusOr<Inner> Unwrap(const PiecedBytes& payload) const {
+    ASSIGN_OR_RETURN(Head head, ReadHead(payload));
+    ASSIGN_OR_RETURN(PiecedBytes plain, Decompressed(payload, head.plain));
+    return Inner{std::move(head.codec), std::move(plain)};
   }
 
   // The bytes that came out; anything but `n` is an error.
   size_t Decompress(const std::vector<uint8_t>& from, uint8_t* to, size_t n) const {
-    if (zstd()) return ZSTD_decompress(to, n, from.data(), from.size());
+    if (zstd())
+      return IsOneFrame(from) ? ZSTD_decompress(to, n, from.data(), from.size()) : SIZE_MAX;
     const int got =
         LZ4_decompress_safe(reinterpret_cast<const char*>(from.data()), reinterpret_cast<char*>(to),
                             static_cast<int>(from.size()), static_cast<int>(n));

@@ -38,6 +38,15 @@ Chain ChainOf(const std::string& path) {
 // Without the function's number: ports of one card.
 std::string Slot(const std::string& function) { return function.substr(0, function.rfind('.')); }
 
+// How many of the bridges above both are the same ones, from the root port on.
+size_t CommonBridges(const Chain& a, const Chain& b) {
+  if (a.functions.empty() || b.functions.empty() || a.host_bridge != b.host_bridge) return 0;
+  const size_t most = std::min(a.functions.size(), b.functions.size()) - 1;
+  size_t common = 0;
+  while (common < most && a.functions[common] == b.functions[common]) ++common;
+  return common;
+}
+
 uint32_t Word(std::string_view bytes, size_t at) {
   uint32_t value = 0;
   for (size_t i = 0; i < 4; ++i)
@@ -72,12 +81,6 @@ std::string PciAddress(const std::string& path) {
   return chain.functions.empty() ? "" : chain.functions.back();
 }
 
-std::vector<std::string> PciBridges(const std::string& path) {
-  Chain chain = ChainOf(path);
-  if (!chain.functions.empty()) chain.functions.pop_back();
-  return chain.functions;
-}
-
 PcieDistance DistanceBetween(const PciPlace& a, const PciPlace& b) {
   const Chain x = ChainOf(a.path), y = ChainOf(b.path);
   if (x.functions.empty() || y.functions.empty()) return PcieDistance::kUnknown;
@@ -86,13 +89,22 @@ PcieDistance DistanceBetween(const PciPlace& a, const PciPlace& b) {
     return a.numa_node == b.numa_node ? PcieDistance::kNode : PcieDistance::kSystem;
   }
   if (Slot(x.functions.back()) == Slot(y.functions.back())) return PcieDistance::kSame;
-  const size_t most = std::min(x.functions.size(), y.functions.size()) - 1;
-  size_t common = 0;
-  while (common < most && x.functions[common] == y.functions[common]) ++common;
+  const size_t common = CommonBridges(x, y);
   if (common == 0) return PcieDistance::kPhb;
   // What lies between the last common bridge and the device: a switch shows as one downstream port.
   const size_t longest = std::max(x.functions.size(), y.functions.size()) - 1 - common;
   return longest <= 1 ? PcieDistance::kPix : PcieDistance::kPxb;
+}
+
+std::vector<std::string> BridgesBetween(const PciPlace& a, const PciPlace& b) {
+  const Chain x = ChainOf(a.path), y = ChainOf(b.path);
+  const size_t common = CommonBridges(x, y);
+  std::vector<std::string> out;
+  for (const Chain* chain : {&x, &y}) {
+    for (size_t i = common; i + 1 < chain->functions.size(); ++i)
+      out.push_back(chain->functions[i]);
+  }
+  return out;
 }
 
 std::optional<uint16_t> AcsControl(std::string_view config_space) {

@@ -30,10 +30,12 @@ struct PciPlace {
 // "0000:18:00.0": the last PCI function in a resolved /sys path; empty where there is none (virtual
 // devices).
 std::string PciAddress(const std::string& path);
-// The bridges above that function, from the root port on.
-std::vector<std::string> PciBridges(const std::string& path);
 
 PcieDistance DistanceBetween(const PciPlace& a, const PciPlace& b);
+
+// The bridges that a packet between the two passes on its shortest way: those above either device
+// and below the last one that both are under, a's first. Empty for functions of one card.
+std::vector<std::string> BridgesBetween(const PciPlace& a, const PciPlace& b);
 
 // The control register of the Access Control Services capability (PCI Express Base Specification,
 // 7.7.8), found in a function's configuration space. Nothing where the function has none, or where

@@ -22,21 +22,31 @@ bool IsHostPort(const std::string& address) {
   return !address.starts_with('@') && address.find(':') != std::string::npos;
 }
 
-// RDMA before tcp and after shared memory, where there is any. It listens on a port of its own;
-// whether the other side can be reached by it shows when it is tried.
-void AddRoce(const TransportConfig& config, uint32_t links,
+// RDMA, where there is any. It listens on a port of its own.
+void AddRoce(const TransportConfig& config, LinksFor side,
              std::vector<transport::AutoCandidate>* candidates) {
-  constexpr int kPreference = 200;
-  auto fabric = transport::MakeRoceFabric(RoceOptionsOf(config, links));
-  if (!fabric.ok()) {
-    spdlog::info("links: auto goes without RoCE: {}", Text(fabric.status()));
+  auto candidate = transport::RoceCandidate(
+      RoceOptionsOf(config, side), config.listen.substr(0, config.listen.rfind(':')) + ":0");
+  if (!candidate.ok()) {
+    spdlog::info("links: auto goes without RoCE: {}", Text(candidate.status()));
     return;
   }
-  candidates->push_back({.fabric = *std::move(fabric),
-                         .listen = config.listen.substr(0, config.listen.rfind(':')) + ":0",
-                         .preference = kPreference,
-                         .self = "",
-                         .fits = {}});
+  candidates->push_back(*std::move(candidate));
+}
+
+// Two: a link that ends may still hold its memory while the next is made.
+constexpr uint32_t kLinksToParent = 2;
+
+absl::StatusOr<std::unique_ptr<transport::Fabric>> MakeFabricToParent(
+    const TransportConfig& config) {
+  ASSIGN_OR_RETURN(FabricChoice choice, MakeFabric(config, LinksFor::kParent));
+  transport::Faults faults;
+  if (config.faults.stall_after > 0) faults.stall_after = config.faults.stall_after;
+  if (config.faults.cut_after > 0) faults.cut_after = config.faults.cut_after;
+  if (!faults.stall_after.has_value() && !faults.cut_after.has_value())
+    return std::move(choice.fabric);
+  spdlog::warn("[transport.faults]: links to the parent stall or are cut on purpose");
+  return transport::MakeFaultyFabric(std::move(choice.fabric), faults);
 }
 
 }  // namespace
@@ -46,9 +56,11 @@ const std::vector<std::string>& TransportKinds() {
   return kinds;
 }
 
-transport::RoceOptions RoceOptionsOf(const TransportConfig& config, uint32_t links) {
-  const size_t link_bytes =
-      transport::rdma::LinkArenaBytes(config.slots, transport::LinkOptions().chunk_bytes);
+transport::RoceOptions RoceOptionsOf(const TransportConfig& config, LinksFor side) {
+  const size_t to_parent =
+      std::min<size_t>(config.roce.arena_bytes,
+                       kLinksToParent * transport::rdma::LinkArenaBytes(
+                                            config.slots, transport::LinkOptions().chunk_bytes));
   transport::RoceOptions options;
   options.device = config.roce.device;
   options.port = config.roce.port;
@@ -59,8 +71,8 @@ transport::RoceOptions RoceOptionsOf(const TransportConfig& config, uint32_t lin
   options.service_level = config.roce.service_level;
   options.ack_timeout = absl::Seconds(config.roce.ack_timeout_s);
   options.retries = config.roce.retries;
-  options.arena_bytes = config.roce.arena_bytes;
-  if (links > 0) options.arena_bytes = std::min(options.arena_bytes, links * link_bytes);
+  options.arena_bytes = side == LinksFor::kParent ? to_parent : config.roce.arena_bytes;
+  if (side == LinksFor::kRacksChildren) options.other_arena_bytes = to_parent;
   if (config.roce.memory == "cuda") options.arena_memory = transport::MemoryKind::kCuda;
   return options;
 }
@@ -75,17 +87,17 @@ transport::LinkOptions LinkOptionsOf(const TransportConfig& config) {
   return options;
 }
 
-absl::StatusOr<FabricChoice> MakeFabric(const TransportConfig& config, uint32_t links) {
+absl::StatusOr<FabricChoice> MakeFabric(const TransportConfig& config, LinksFor side) {
   if (config.kind == "tcp") return FabricChoice{transport::MakeTcpFabric(), config.listen};
   if (config.kind == "shm") return FabricChoice{transport::MakeShmFabric(), "@"};
   if (config.kind == "roce") {
-    ASSIGN_OR_RETURN(auto fabric, transport::MakeRoceFabric(RoceOptionsOf(config, links)));
+    ASSIGN_OR_RETURN(auto fabric, transport::MakeRoceFabric(RoceOptionsOf(config, side)));
     return FabricChoice{std::move(fabric), config.listen};
   }
   if (config.kind == "auto") {
     std::vector<transport::AutoCandidate> candidates;
     candidates.push_back(transport::ShmCandidate());
-    AddRoce(config, links, &candidates);
+    AddRoce(config, side, &candidates);
     candidates.push_back(transport::TcpCandidate(config.listen));
     return FabricChoice{transport::MakeAutoFabric(std::move(candidates)), ""};
   }
@@ -93,17 +105,13 @@ absl::StatusOr<FabricChoice> MakeFabric(const TransportConfig& config, uint32_t 
       absl::StrCat("[transport] kind \"", config.kind, "\" is not in this build"));
 }
 
-absl::StatusOr<std::unique_ptr<transport::Fabric>> MakeFabricToParent(
-    const TransportConfig& config) {
-  // Two: a link that ends may still hold its memory while the next is made.
-  ASSIGN_OR_RETURN(FabricChoice choice, MakeFabric(config, /*links=*/2));
-  transport::Faults faults;
-  if (config.faults.stall_after > 0) faults.stall_after = config.faults.stall_after;
-  if (config.faults.cut_after > 0) faults.cut_after = config.faults.cut_after;
-  if (!faults.stall_after.has_value() && !faults.cut_after.has_value())
-    return std::move(choice.fabric);
-  spdlog::warn("[transport.faults]: links to the parent stall or are cut on purpose");
-  return transport::MakeFaultyFabric(std::move(choice.fabric), faults);
+absl::StatusOr<NodeFabrics> MakeFabrics(const TransportConfig& config, bool is_root) {
+  NodeFabrics out;
+  ASSIGN_OR_RETURN(out.to_children, MakeFabric(config, is_root ? LinksFor::kRootsChildren
+                                                               : LinksFor::kRacksChildren));
+  if (is_root) return out;
+  ASSIGN_OR_RETURN(out.to_parent, MakeFabricToParent(config));
+  return out;
 }
 
 std::vector<LinkPlace> PlacesToTell(const std::string& kind, const std::string& bound,

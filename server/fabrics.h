@@ -15,8 +15,14 @@ namespace tributary::server {
 // The kinds of this build, for the config's check.
 const std::vector<std::string>& TransportKinds();
 
-// What a node's [transport] asks of its fabrics and links. `links` as below.
-transport::RoceOptions RoceOptionsOf(const TransportConfig& config, uint32_t links = 0);
+// RDMA registers memory for [transport.roce] arena_bytes towards children, and towards the parent
+// for the two links that may be at a time; a rack does both, and its first fabric checks that there
+// is enough to lock for both.
+enum class LinksFor { kRootsChildren, kRacksChildren, kParent };
+
+// What a node's [transport] asks of its fabrics and links.
+transport::RoceOptions RoceOptionsOf(const TransportConfig& config,
+                                     LinksFor side = LinksFor::kRootsChildren);
 transport::LinkOptions LinkOptionsOf(const TransportConfig& config);
 
 struct FabricChoice {
@@ -24,12 +30,15 @@ struct FabricChoice {
   std::string listen;  // what its Listen takes
 };
 // UNAVAILABLE or FAILED_PRECONDITION, with the reason and the mend, where this machine cannot do
-// the kind. `links`: how many at most, where that is known, so that no more memory is registered
-// for RDMA than they take; 0: [transport.roce] arena_bytes.
-absl::StatusOr<FabricChoice> MakeFabric(const TransportConfig& config, uint32_t links = 0);
-// A child's, towards its parent: two links at most, with [transport.faults] on each.
-absl::StatusOr<std::unique_ptr<transport::Fabric>> MakeFabricToParent(
-    const TransportConfig& config);
+// the kind.
+absl::StatusOr<FabricChoice> MakeFabric(const TransportConfig& config,
+                                        LinksFor side = LinksFor::kRootsChildren);
+// All of a node's, made at its start: it refuses then what it could not do later.
+struct NodeFabrics {
+  FabricChoice to_children;
+  std::unique_ptr<transport::Fabric> to_parent;  // with [transport.faults]; null at a root
+};
+absl::StatusOr<NodeFabrics> MakeFabrics(const TransportConfig& config, bool is_root);
 
 // Where a parent's links are: what it tells its children, and what they make of it.
 struct LinkPlace {

@@ -56,7 +56,11 @@ absl::Status NodeBase::OpenPorts() {
   auto rounds_file = RoundsFile::Open(config.metrics.rounds_file);
   if (!rounds_file.ok()) return Annotate(rounds_file.status(), Where("metrics.rounds_file"));
   rounds_file_ = *std::move(rounds_file);
-  auto tier = TierLinks::Start(config.transport, config.node.name, collector_.get());
+  auto fabrics = MakeFabrics(config.transport, config.is_root());
+  if (!fabrics.ok()) return Annotate(fabrics.status(), Where("transport.kind"));
+  to_parent_ = std::move(fabrics->to_parent);
+  auto tier = TierLinks::StartOver(std::move(fabrics->to_children), config.transport,
+                                   config.node.name, collector_.get());
   if (!tier.ok()) return Annotate(tier.status(), Where("transport.listen"));
   tier_ = *std::move(tier);
   collector_->AttachTier(tier_.get());

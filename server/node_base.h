@@ -46,6 +46,7 @@ class NodeBase : public Node {
   std::unique_ptr<RoundsFile> rounds_file_;
   std::unique_ptr<Collector> collector_;
   std::unique_ptr<TierLinks> tier_;
+  std::unique_ptr<transport::Fabric> to_parent_;  // racks: for the uplink, once they are open
   std::unique_ptr<FrontDoor> door_;
 
  private:

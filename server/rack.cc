@@ -101,7 +101,7 @@ void Rack::Begin() {
                            .parents = c_.node.parent,
                            .transport = c_.transport,
                            .tls = TlsToParent(c_.tls)},
-                          this);
+                          std::move(to_parent_), this);
 }
 
 void Rack::MembersChanged() {

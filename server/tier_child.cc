@@ -148,12 +148,14 @@ class TierChild::Incoming final : public IncomingPartial {
 // ---- The link
 
 TierChild::TierChild(std::unique_ptr<transport::Link> link, v1::TierHello hello,
-                     TierHandler* handler, absl::Duration patience, ModelCounters* counters)
+                     TierHandler* handler, absl::Duration patience, ModelCounters* counters,
+                     std::function<void()> ended)
     : link_(std::move(link)),
       hello_(std::move(hello)),
       handler_(handler),
       patience_(patience),
       counters_(counters),
+      ended_(std::move(ended)),
       held_sha256_(hello_.takes_steps() ? hello_.held_sha256() : "") {
   receiver_ = std::thread([this] { Receive(); });
   sender_ = std::thread([this] { SendDown(); });
@@ -183,11 +185,12 @@ void TierChild::Receive() {
   if (incoming_ != nullptr) handler_->OnPartialBroken(incoming_, why);
   Cancel(Text(why));
   over_ = true;
+  ended_();
 }
 
 absl::Status TierChild::ReceiveUntilError() {
   while (true) {
-    ASSIGN_OR_RETURN(transport::Chunk chunk, link_->Receive(Deadline::Infinite()));
+    ASSIGN_OR_RETURN(transport::Chunk chunk, Next());
     const absl::StatusOr<StreamReader::Got> got = reader_.Feed(chunk);
     if (!got.ok()) {
       // Nobody knows what its next chunk would be: the link ends with it.
@@ -202,6 +205,15 @@ absl::Status TierChild::ReceiveUntilError() {
       Take(chunk);
     }
   }
+}
+
+absl::StatusOr<transport::Chunk> TierChild::Next() {
+  // A child that is told that its sum does not count stops where it is, and the link stays.
+  const auto awaited = [this] { return incoming_ != nullptr && incoming_->fold() != nullptr; };
+  if (!awaited()) return link_->Receive(Deadline::Infinite());
+  absl::StatusOr<transport::Chunk> chunk = ReceiveNext(*link_, reader_, patience_);
+  if (!absl::IsDeadlineExceeded(chunk.status()) || awaited()) return chunk;
+  return link_->Receive(Deadline::Infinite());  // it was told so meanwhile
 }
 
 absl::Status TierChild::Start() {

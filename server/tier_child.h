@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -54,8 +55,9 @@ struct ModelCounters {
 // been told of everything that came over it.
 class TierChild {
  public:
+  // `ended` is called once over() is true, from a thread of its own: not a place to destroy it.
   TierChild(std::unique_ptr<transport::Link> link, v1::TierHello hello, TierHandler* handler,
-            absl::Duration patience, ModelCounters* counters);
+            absl::Duration patience, ModelCounters* counters, std::function<void()> ended);
   ~TierChild();
 
   const v1::TierHello& hello() const { return hello_; }
@@ -70,6 +72,7 @@ class TierChild {
 
   void Receive();
   absl::Status ReceiveUntilError();
+  absl::StatusOr<transport::Chunk> Next();
   absl::Status Start();
   void Take(const transport::Chunk& chunk);
   absl::Status TakeData(const transport::Chunk& chunk);
@@ -83,6 +86,7 @@ class TierChild {
   TierHandler* const handler_;
   const absl::Duration patience_;
   ModelCounters* const counters_;
+  const std::function<void()> ended_;
   const std::shared_ptr<TierOutbox> outbox_ = std::make_shared<TierOutbox>();
   // The receiving thread's own.
   StreamReader reader_;

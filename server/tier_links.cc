@@ -3,6 +3,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include <condition_variable>
 #include <map>
 #include <mutex>
 #include <set>
@@ -25,7 +26,13 @@ class FabricTierLinks final : public TierLinks {
       : handler_(handler), patience_(patience) {}
   ~FabricTierLinks() override {
     if (listener_ != nullptr) listener_->Cancel();
+    {
+      std::lock_guard lock(mu_);
+      stopping_ = true;
+    }
+    changed_.notify_all();
     if (acceptor_.joinable()) acceptor_.join();
+    if (undertaker_.joinable()) undertaker_.join();
     links_.clear();
     ended_.clear();
   }
@@ -37,6 +44,7 @@ class FabricTierLinks final : public TierLinks {
     options.name = node_name;
     ASSIGN_OR_RETURN(listener_, fabric_->Listen(choice.listen, options));
     places_ = PlacesToTell(config.kind, listener_->address(), config.advertise);
+    undertaker_ = std::thread([this] { Bury(); });
     acceptor_ = std::thread([this] { Accept(); });
     return absl::OkStatus();
   }
@@ -95,11 +103,36 @@ class FabricTierLinks final : public TierLinks {
     to->chunks_received += from.chunks_received;
     to->retransmits += from.retransmits;
   }
-  // mu_ is held. Joining the link's threads is left to the accept thread and the destructor.
+  // mu_ is held. Joining the link's threads is left to the undertaker.
   void Retire(Links::iterator it) {
     Add(it->second->stats(), &past_);
     ended_.push_back(std::move(it->second));
     links_.erase(it);
+    ++retired_;
+    changed_.notify_all();
+  }
+
+  // Destroys links that have ended, at once: of what they hold, memory of an RDMA arena, the
+  // child's next link is made, before it comes to Accept.
+  void Bury() {
+    std::unique_lock lock(mu_);
+    while (true) {
+      changed_.wait(lock, [this] { return stopping_ || some_over_ || !ended_.empty(); });
+      if (stopping_) return;
+      some_over_ = false;
+      for (auto it = links_.begin(); it != links_.end();) {
+        const auto at = it++;
+        if (at->second->over()) Retire(at);
+      }
+      std::vector<std::unique_ptr<TierChild>> ended;
+      ended.swap(ended_);
+      lock.unlock();
+      const size_t count = ended.size();
+      ended.clear();
+      lock.lock();
+      buried_ += count;
+      changed_.notify_all();
+    }
   }
 
   void Accept() {
@@ -119,42 +152,44 @@ class FabricTierLinks final : public TierLinks {
     }
   }
 
+  // mu_ is held.
+  bool Expected(const v1::TierHello& hello) const {
+    const auto known = known_.find(hello.id());
+    if (known != known_.end() && known->second.epoch == hello.epoch()) return true;
+    // Two threads for whoever knocks, or a made-up later life in a child's place: neither.
+    spdlog::warn("a link of \"{}\" without a session of epoch {} is dropped",
+                 absl::Utf8SafeCHexEscape(hello.id().substr(0, 200)), hello.epoch());
+    return false;
+  }
+
   void Adopt(std::unique_ptr<transport::Link> link, v1::TierHello hello) {
-    std::vector<std::unique_ptr<TierChild>> ended;
-    {
-      std::lock_guard lock(mu_);
-      const auto known = known_.find(hello.id());
-      if (known == known_.end() || known->second.epoch != hello.epoch()) {
-        // Two threads for whoever knocks, or a made-up later life in a child's place: neither.
-        spdlog::warn("a link of \"{}\" without a session of epoch {} is dropped",
-                     absl::Utf8SafeCHexEscape(hello.id().substr(0, 200)), hello.epoch());
-        return;
-      }
-      const auto old = links_.find(hello.id());
-      if (old != links_.end()) {
-        old->second->Cancel("a newer link replaces this one");
-        Retire(old);
-      }
-      ended.swap(ended_);
+    std::unique_lock lock(mu_);
+    if (!Expected(hello)) return;
+    if (const auto old = links_.find(hello.id()); old != links_.end()) {
+      old->second->Cancel("a newer link replaces this one");
+      Retire(old);
     }
     // The old one's threads have said their last word before the new one says its first: what came
     // of a partial sum over the one is known when it is offered again over the other.
-    ended.clear();
-    std::lock_guard lock(mu_);
+    changed_.wait(lock, [this, all = retired_] { return stopping_ || buried_ >= all; });
+    if (stopping_ || !Expected(hello)) return;  // its session may have ended meanwhile
     const std::string id = hello.id();
     spdlog::info("link from \"{}\" over {}", id, link->transport());
     last_used_ = std::string(link->transport());
-    const uint64_t epoch = hello.epoch();
     const std::string held = hello.held_sha256();
     auto& slot = links_[id];
     slot = std::make_unique<TierChild>(std::move(link), std::move(hello), handler_, patience_,
-                                       &counters_);
+                                       &counters_, [this] { SomeOver(); });
     // Also one that an earlier link was to bring: nobody knows how far it came.
-    const auto known = known_.find(id);
-    if (known == known_.end() || known->second.epoch != epoch)
-      return;  // its session has just ended
-    const auto& model = known->second.model;
+    const auto& model = known_[id].model;
     if (model != nullptr && model->sha256 != held) slot->SendModel(model);
+  }
+  void SomeOver() {
+    {
+      std::lock_guard lock(mu_);
+      some_over_ = true;
+    }
+    changed_.notify_all();
   }
 
   TierHandler* handler_;
@@ -162,11 +197,15 @@ class FabricTierLinks final : public TierLinks {
   std::unique_ptr<transport::Fabric> fabric_;
   std::unique_ptr<transport::Listener> listener_;
   std::vector<LinkPlace> places_;
-  std::thread acceptor_;
+  std::thread acceptor_, undertaker_;
   ModelCounters counters_;
   mutable std::mutex mu_;
+  std::condition_variable changed_;                // what Bury and Adopt wait for
+  bool stopping_ = false;                          // guarded by mu_
   Links links_;                                    // guarded by mu_
+  bool some_over_ = false;                         // of links_; guarded by mu_
   std::vector<std::unique_ptr<TierChild>> ended_;  // guarded by mu_
+  uint64_t retired_ = 0, buried_ = 0;              // that went into ended_, and are gone; likewise
   // The children that have a session.
   struct Known {
     uint64_t epoch = 0;

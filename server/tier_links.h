@@ -1,8 +1,8 @@
 // The parent's side of the fabric: accepts children's links, sends models down, receives partial
 // sums.
 //
-// Threads: one to accept, two a link. Handler methods are called from the link's threads; SendModel
-// and Decide from any.
+// Threads: one to accept, one to end links, two a link. Handler methods are called from the link's
+// threads; SendModel and Decide from any.
 #pragma once
 
 #include <cstdint>
@@ -58,10 +58,11 @@ class TierHandler {
 
 class TierLinks {
  public:
+  // As a root's.
   static absl::StatusOr<std::unique_ptr<TierLinks>> Start(const TransportConfig& config,
                                                           const std::string& node_name,
                                                           TierHandler* handler);
-  // The same over this fabric: for tests.
+  // The same over this fabric.
   static absl::StatusOr<std::unique_ptr<TierLinks>> StartOver(FabricChoice choice,
                                                               const TransportConfig& config,
                                                               const std::string& node_name,

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "absl/strings/escaping.h"
 #include "base/status.h"
 
 namespace tributary::server {
@@ -89,6 +90,17 @@ absl::StatusOr<StreamReader::Got> StreamReader::Feed(const transport::Chunk& chu
   }
   data_index_ = tag.index - header_chunks_;
   return Got::kData;
+}
+
+absl::StatusOr<transport::Chunk> ReceiveNext(transport::Link& link, const StreamReader& reader,
+                                             absl::Duration patience) {
+  if (!reader.amid_data()) return link.Receive(Deadline::Infinite());
+  absl::StatusOr<transport::Chunk> chunk = link.Receive(Deadline::After(patience));
+  if (!absl::IsDeadlineExceeded(chunk.status()) || !link.status().ok()) return chunk;
+  return absl::DeadlineExceededError(absl::StrCat(
+      "stream ", reader.stream(), " of \"", absl::Utf8SafeCHexEscape(link.peer()),
+      "\": data chunk ", reader.data_index() + 2, " of ", reader.total(), " did not come within ",
+      absl::FormatDuration(patience), " of the one before (progress_timeout)"));
 }
 
 }  // namespace tributary::server

@@ -57,6 +57,8 @@ class StreamReader {
   const std::string& header() const { return header_; }
   uint64_t data_index() const { return data_index_; }
   uint64_t total() const { return total_; }  // data chunks
+  // Some of its data has come, and not all: its sender waits for nothing but credit.
+  bool amid_data() const { return next_ > header_chunks_ && next_ < header_chunks_ + total_; }
 
  private:
   uint64_t stream_ = 0;
@@ -67,5 +69,11 @@ class StreamReader {
   uint64_t start_ = 0;  // of the data, beside 0; only until its first chunk
   std::string header_;
 };
+
+// The next chunk for `reader`. A link may be idle between streams, and before a stream's data, as
+// long as it likes; where data has begun it goes on within `patience`, or that is
+// DEADLINE_EXCEEDED, in words.
+absl::StatusOr<transport::Chunk> ReceiveNext(transport::Link& link, const StreamReader& reader,
+                                             absl::Duration patience);
 
 }  // namespace tributary::server

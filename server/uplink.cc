@@ -52,8 +52,10 @@ std::string HostOf(const std::string& endpoint) { return endpoint.substr(0, endp
 
 class GrpcUplink final : public Uplink {
  public:
-  GrpcUplink(const Options& options, UplinkHandler* handler)
+  GrpcUplink(const Options& options, std::unique_ptr<transport::Fabric> fabric,
+             UplinkHandler* handler)
       : options_(options),
+        fabric_(std::move(fabric)),
         handler_(handler),
         jitter_(SeededHash(options.epoch, "uplink", options.id)),
         forwarder_(absl::Seconds(options.transport.progress_timeout_s),
@@ -390,8 +392,6 @@ class GrpcUplink final : public Uplink {
   // ---- The link
 
   void LinkLoop() {
-    const auto fabric = MakeFabricToParent(options_.transport);
-    if (!fabric.ok()) return spdlog::error("no link to the parent: {}", Text(fabric.status()));
     absl::Duration wait = kBackoffMin;
     while (true) {
       std::string address;
@@ -414,7 +414,7 @@ class GrpcUplink final : public Uplink {
       link_options.name = options_.id;
       link_options.hello = hello.SerializeAsString();
       link_options.connect_timeout = kConnectTimeout;  // a stop waits for it
-      auto link = (*fabric)->Connect(address, link_options);
+      auto link = fabric_->Connect(address, link_options);
       absl::Status status = link.status();
       if (link.ok()) {
         wait = kBackoffMin;
@@ -432,7 +432,7 @@ class GrpcUplink final : public Uplink {
         std::lock_guard lock(mu_);
         link_ = nullptr;
         // Forward may still send on it: make it fail at once rather than wait.
-        shared->Cancel("the link has ended");
+        shared->Cancel(absl::StrCat("the link has ended: ", Text(status)));
         // A model that came out wrong: who joins anew, holding none, is sent it whole.
         if (absl::IsDataLoss(status) && models_.held_sha256().empty()) {
           held_.clear();
@@ -448,9 +448,10 @@ class GrpcUplink final : public Uplink {
 
   absl::Status ReceiveModels(transport::Link& link,
                              const std::shared_ptr<const aggregation::ModelLayout>& layout) {
+    const absl::Duration patience = absl::Seconds(options_.transport.progress_timeout_s);
     StreamReader reader;
     while (true) {
-      ASSIGN_OR_RETURN(transport::Chunk chunk, link.Receive(Deadline::Infinite()));
+      ASSIGN_OR_RETURN(transport::Chunk chunk, ReceiveNext(link, reader, patience));
       ASSIGN_OR_RETURN(const StreamReader::Got got, reader.Feed(chunk));
       if (got == StreamReader::Got::kHeader && IsPartialStream(reader.stream())) {
         v1::PartialSumAnswer answer;
@@ -466,6 +467,7 @@ class GrpcUplink final : public Uplink {
   }
 
   const Options options_;
+  const std::unique_ptr<transport::Fabric> fabric_;
   UplinkHandler* handler_;
   TlsSuspicion suspicion_;  // the session thread's own
   ModelReceiver models_;    // the link thread's own
@@ -504,8 +506,10 @@ std::optional<TlsClientOptions> TlsToParent(const TlsConfig& tls) {
                           .server_name = tls.parent_server_name};
 }
 
-std::unique_ptr<Uplink> Uplink::Start(const Options& options, UplinkHandler* handler) {
-  return std::make_unique<GrpcUplink>(options, handler);
+std::unique_ptr<Uplink> Uplink::Start(const Options& options,
+                                      std::unique_ptr<transport::Fabric> fabric,
+                                      UplinkHandler* handler) {
+  return std::make_unique<GrpcUplink>(options, std::move(fabric), handler);
 }
 
 }  // namespace tributary::server

@@ -16,6 +16,7 @@
 #include "base/tls.h"
 #include "server/config.h"
 #include "server/model_version.h"
+#include "transport/link.h"
 #include "tributary/v1/client_service.pb.h"
 #include "tributary/v1/tier_service.pb.h"
 
@@ -52,7 +53,10 @@ class Uplink {
     TransportConfig transport;
     std::optional<TlsClientOptions> tls = std::nullopt;  // of the sessions; links have none
   };
-  static std::unique_ptr<Uplink> Start(const Options& options, UplinkHandler* handler);
+  // Links go over `fabric`, of the kind of options.transport.
+  static std::unique_ptr<Uplink> Start(const Options& options,
+                                       std::unique_ptr<transport::Fabric> fabric,
+                                       UplinkHandler* handler);
   virtual ~Uplink() = default;  // leaves; joins all threads
 
   virtual void SetCensus(uint64_t clients,

@@ -19,6 +19,8 @@
 
 namespace tributary::transport {
 
+struct RoceOptions;
+
 struct AutoCandidate {
   std::unique_ptr<Fabric> fabric;
   std::string listen;  // the address to listen on with it
@@ -32,6 +34,10 @@ struct AutoCandidate {
 // Shared memory where both are one user on one machine in one network namespace, before any
 // network.
 AutoCandidate ShmCandidate();
+// RDMA after shared memory and before tcp, where both sides have it on a network in common:
+// Ethernet with one family of addresses, or one InfiniBand subnet. Whether a path is there shows
+// when it is tried. As MakeRoceFabric (transport/roce.h) says of its errors.
+absl::StatusOr<AutoCandidate> RoceCandidate(const RoceOptions& options, const std::string& listen);
 // What always works, after everything else; listens on "host:port".
 AutoCandidate TcpCandidate(const std::string& listen);
 

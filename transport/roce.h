@@ -30,8 +30,12 @@ struct RoceOptions {
   uint32_t hop_limit = 64;     // 1..255
   uint32_t service_level = 0;  // 0..15: InfiniBand only
   // Memory that each device's arena registers (and so pins) at the start; a link takes 2 × slots ×
-  // (chunk_bytes + 64, in whole pages) of it. The default serves 15 links of default LinkOptions.
+  // (chunk_bytes + 64, in whole pages) of it. The default serves 15 links of default LinkOptions;
+  // one is wanted beside those in use, for a peer that is back before its dead link is noticed.
   size_t arena_bytes = size_t{256} << 20;
+  // Of another fabric over these devices that this process is to make next: counted where it is
+  // checked what may be locked, so that it is told once what all of it needs. 0: there is none.
+  size_t other_arena_bytes = 0;
   // Where the arena lives. kCuda: on the first GPU, with a pinned view of it for the CPU, so that
   // chunks have both a data() and a device_address(); registered by dma-buf or nvidia-peermem, else
   // staged through that view, which the log says. Refused with the reason where there is no CUDA.

@@ -9,8 +9,8 @@
 #include <cstdint>
 #include <cstring>
 
-#include "base/philox.h"
 #include "compression/codec.h"
+#include "compression/random.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -92,11 +92,9 @@ HWY_INLINE void FillRandom(const EncodeContext& context, uint64_t counter, size_
   }
 #endif
   for (; i < count; ++i) {
-    const uint64_t n = counter + i;
-    const PhiloxBlock words = Philox4x32(
-        context.key,
-        {static_cast<uint32_t>(n), static_cast<uint32_t>(n >> 32), context.tensor, context.round});
-    std::memcpy(out + 8 * i, words.data(), sizeof words);
+    const PhiloxBlock words =
+        RoundingBlock(context.key, context.round, context.tensor, counter + i);
+    std::memcpy(out + 8 * i, words.word, sizeof words.word);
   }
 }
 

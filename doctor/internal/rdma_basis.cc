@@ -1,10 +1,10 @@
 // RDMA before any port is looked at: libraries, devices, device nodes, namespaces, fork, memlock.
-#include <algorithm>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "doctor/internal/exam.h"
+#include "server/fabrics.h"
 #include "transport/link.h"
 #include "transport/rdma/memlock.h"
 
@@ -129,19 +129,14 @@ void CheckFork(const Exam& exam, const Inventory& inventory) {
       "export RDMAV_FORK_SAFE=1");
 }
 
-// An arena on each device for children's links; where there is a parent, one for the two links to
-// it that may overlap, too.
+// What the aggregator itself will ask for.
 uint64_t MemlockNeedOf(const server::Config& config, uint32_t devices) {
-  using transport::rdma::MemlockNeedBytes;
-  constexpr uint32_t kLinksToParent = 2;
-  const uint64_t arena = config.transport.roce.arena_bytes;
-  const uint64_t to_parent =
-      kLinksToParent *
-      transport::rdma::LinkArenaBytes(config.transport.slots, transport::LinkOptions().chunk_bytes);
-  uint64_t need = MemlockNeedBytes({.arena_bytes = arena, .devices = devices});
-  if (!config.is_root())
-    need += MemlockNeedBytes({.arena_bytes = std::min(arena, to_parent), .devices = devices});
-  return need;
+  const transport::RoceOptions roce =
+      server::RoceOptionsOf(config.transport, config.is_root() ? server::LinksFor::kRootsChildren
+                                                               : server::LinksFor::kRacksChildren);
+  return transport::rdma::MemlockNeedBytes({.arena_bytes = roce.arena_bytes,
+                                            .other_arena_bytes = roce.other_arena_bytes,
+                                            .devices = devices});
 }
 
 }  // namespace
@@ -174,8 +169,7 @@ bool CheckMemlock(const Exam& exam, const Inventory& inventory) {
     exam.report.Ok("rdma.memlock", seen);
     return true;
   }
-  exam.Add("rdma.memlock", exam.Bad(), seen,
-           transport::rdma::MemlockMend(need) + " | or lower [transport.roce] arena_bytes");
+  exam.Add("rdma.memlock", exam.Bad(), seen, transport::rdma::MemlockMend(need));
   return false;
 }
 

@@ -51,15 +51,11 @@ struct AcsView {
   bool readable = true;
 };
 
-// Of the bridges above either device: those that send peer-to-peer packets up.
+// Of the bridges between the two: those that send peer-to-peer packets up. What is above the last
+// bridge that both are under sees none of them.
 AcsView ReadAcs(const SysFiles& files, const PciPlace& a, const PciPlace& b) {
   AcsView view;
-  std::vector<std::string> bridges = PciBridges(a.path);
-  for (const std::string& bridge : PciBridges(b.path)) {
-    if (std::find(bridges.begin(), bridges.end(), bridge) == bridges.end())
-      bridges.push_back(bridge);
-  }
-  for (const std::string& bridge : bridges) {
+  for (const std::string& bridge : BridgesBetween(a, b)) {
     const auto config = files.ReadBytes(kPci + bridge + "/config");
     view.readable = view.readable && config.ok() && config->size() > 256;
     const auto control = config.ok() ? AcsControl(*config) : std::nullopt;

@@ -14,7 +14,7 @@
 namespace tributary::compression {
 namespace {
 
-// Reads a payload bit by bit.
+// Reads a payload bit by bit; whole bytes at once.
 class Bits {
  public:
   explicit Bits(std::span<const uint8_t> bytes) : bytes_(bytes) {}
@@ -25,7 +25,9 @@ class Bits {
   }
   uint64_t Take(int n) {
     uint64_t value = 0;
-    for (int b = 0; b < n; ++b) value |= Bit() << b;
+    int b = 0;
+    for (; at_ % 8 == 0 && b + 8 <= n; b += 8, at_ += 8) value |= uint64_t{bytes_[at_ / 8]} << b;
+    for (; b < n; ++b) value |= Bit() << b;
     return value;
   }
   void ToByte() { at_ = (at_ + 7) / 8 * 8; }
@@ -266,7 +268,58 @@ std::vector<double> ZerosValues(const CodecCase& inner, std::span<const uint8_t>
   return values;
 }
 
+double Median(std::vector<double>* values) {
+  std::ranges::sort(*values);
+  return (*values)[values->size() / 2];
+}
+
+// All 128 bits of an element's numbers, and the place that a row takes from them.
+unsigned __int128 HashOf(uint64_t tile_key, uint64_t i) {
+  const PhiloxBlock words = Philox4x32(tile_key, {static_cast<uint32_t>(i), 0, 0, 0});
+  unsigned __int128 hash = 0;
+  for (int word = 3; word >= 0; --word) hash = hash << 32 | words[word];
+  return hash;
+}
+SketchPlace PlaceIn(unsigned __int128 hash, uint32_t row, uint64_t columns) {
+  const auto bits = static_cast<uint64_t>(hash >> 25 * row & 0x1FFFFFF);
+  return {row * columns + bits % (1 << 24) * columns / (1 << 24), bits >> 24 != 0 ? -1.0 : 1.0};
+}
+
+// Medians over the rows, of tiles that have cells; the others' elements as they are.
+std::vector<double> SketchValues(const CodecCase& c, std::span<const uint8_t> payload, uint64_t n) {
+  std::vector<double> values;
+  if (n == 0) return values;
+  const auto rows = static_cast<uint32_t>(Option(c, "rows", 5));
+  const double fraction = std::stod(c.spec.substr(c.spec.find('(') + 1));
+  const auto whole = static_cast<uint64_t>(fraction * 32768 / rows);
+  Bits bits(payload);
+  const uint64_t key = bits.Take(64);
+  std::vector<double> cells, estimates;
+  for (uint64_t tile = 0; tile * kTileElements < n; ++tile) {
+    const uint64_t length = std::min(kTileElements, n - tile * kTileElements);
+    const uint64_t columns = length < 1024 ? 0 : whole * length / 32768;
+    cells.assign(columns == 0 ? length : rows * columns, 0);
+    for (double& cell : cells) cell = Number(bits.Take(32), 8, 23);
+    if (columns == 0) values.insert(values.end(), cells.begin(), cells.end());
+    for (uint64_t i = 0; columns > 0 && i < length; ++i) {
+      estimates.clear();
+      const unsigned __int128 hash = HashOf(key + tile, i);
+      for (uint32_t row = 0; row < rows; ++row) {
+        const SketchPlace place = PlaceIn(hash, row, columns);
+        estimates.push_back(place.sign * cells[place.cell]);
+      }
+      values.push_back(Median(&estimates));
+    }
+  }
+  EXPECT_EQ(bits.byte(), payload.size());
+  return values;
+}
+
 }  // namespace
+
+SketchPlace SketchPlaceOf(uint64_t tile_key, uint64_t i, uint32_t row, uint64_t columns) {
+  return PlaceIn(HashOf(tile_key, i), row, columns);
+}
 
 std::vector<double> ReferenceValues(const CodecCase& c, std::span<const uint8_t> payload,
                                     uint64_t n) {
@@ -293,6 +346,7 @@ std::vector<double> ReferenceValues(const CodecCase& c, std::span<const uint8_t>
   if (name == "randk") return RandKValues(c, payload, n);
   if (name == "eden") return EdenValues(c, payload, n);
   if (name == "powersgd") return PowerValues(c, payload, n);
+  if (name == "sketch") return SketchValues(c, payload, n);
   if (name != "fp32" && name != "fp16" && name != "bf16") return BlockValues(c, payload, n);
   std::vector<double> values;
   Bits bits(payload);
@@ -317,6 +371,9 @@ double AllowedError(const CodecCase& c, double x, double block_max) {
   if (name == "randk") return std::max(magnitude, 0x1p-25);
   // A projection's part of an element is within the norm of its column.
   if (name == "powersgd") return magnitude + 1.001 * 4097 * 1026;
+  // At worst an element has the whole tile in its cells (how near it comes nearly always:
+  // sketch_test.cc).
+  if (name == "sketch") return 1.001 * static_cast<double>(c.block) * block_max;
   // A rotation spreads errors over the block: by the triangle inequality, with room.
   if (name == "eden") return 3 * std::sqrt(static_cast<double>(c.block)) * block_max;
   if (name == "hq" || c.has("vote")) {

@@ -62,10 +62,24 @@ const std::vector<CodecCase>& AllCases() {
   return *cases;
 }
 
+const std::vector<CodecCase>& SketchCases() {
+  static const auto* cases =
+      new std::vector<CodecCase>{{"sketch(0.2)", kTileElements, true, false},
+                                 {"sketch(0.02, rows=3)", kTileElements, true, false},
+                                 {"sketch(0.25, rows=1)", kTileElements, true, false}};
+  return *cases;
+}
+
+std::vector<CodecCase> AllDecodedCases() {
+  std::vector<CodecCase> cases = AllCases();
+  cases.insert(cases.end(), SketchCases().begin(), SketchCases().end());
+  return cases;
+}
+
 std::vector<uint64_t> Sizes(const CodecCase& c, bool large) {
   std::set<uint64_t> sizes = {0, 1, 2, 15, 31, 33, 4095, 4096, 4097};
   sizes.insert({c.block - 1, c.block, c.block + 1});
-  if (large && !c.has("|")) sizes.insert((uint64_t{1} << 20) + 7);
+  if (large) sizes.insert((uint64_t{1} << 20) + 7);
   return {sizes.begin(), sizes.end()};
 }
 
@@ -133,6 +147,26 @@ std::vector<uint8_t> Encode(const Codec& codec, std::span<const float> x,
   const absl::Status status = codec.Encode(x, context, &out);
   EXPECT_TRUE(status.ok()) << status;
   return out;
+}
+
+std::vector<Part> EncodeParts(const Codec& codec, std::span<const float> x) {
+  EncodeContext context{.key = 42, .round = 3, .tensor = 5};
+  const uint64_t most = codec.MaxSegmentElements();
+  TensorPlan plan;
+  if (x.size() > most) {  // else the codec plans as it encodes
+    absl::StatusOr<TensorPlan> made = codec.Plan(x, context);
+    EXPECT_TRUE(made.ok()) << made.status();
+    plan = *std::move(made);
+    context.plan = &plan;
+  }
+  std::vector<Part> parts;
+  do {
+    const uint64_t count = std::min<uint64_t>(most, x.size() - context.first);
+    parts.push_back(
+        {context.first, count, Encode(codec, x.subspan(context.first, count), context)});
+    context.first += count;
+  } while (context.first < x.size());
+  return parts;
 }
 
 CutBytes::CutBytes(std::span<const uint8_t> bytes, uint64_t seed, size_t longest_piece) {

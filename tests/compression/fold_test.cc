@@ -17,21 +17,25 @@ std::vector<int64_t> Start(uint64_t n) {
   return acc;
 }
 
-void ExpectFold(const CodecCase& c, const std::vector<float>& x, const GridFold& grid) {
-  const auto codec = Make(c.spec);
-  const std::vector<uint8_t> payload = Encode(*codec, x);
-  const std::vector<double> values = ReferenceValues(c, payload, x.size());
-  std::vector<int64_t> acc = Start(x.size()), expected = acc;
-  for (size_t i = 0; i < x.size(); ++i) {
+void ExpectFoldOfPart(const CodecCase& c, const Codec& codec, const Part& part,
+                      const GridFold& grid) {
+  const std::vector<double> values = ReferenceValues(c, part.payload, part.count);
+  std::vector<int64_t> acc = Start(part.count), expected = acc;
+  for (size_t i = 0; i < acc.size(); ++i) {
     expected[i] = static_cast<int64_t>(static_cast<uint64_t>(expected[i]) +
                                        static_cast<uint64_t>(ReferenceTerm(values[i], grid)));
   }
-  codec->Fold(PiecedBytes(ByteSpan(payload)), 0, x.size(), grid, acc.data());
-  for (size_t i = 0; i < x.size(); ++i) {
+  codec.Fold(PiecedBytes(ByteSpan(part.payload)), 0, part.count, grid, acc.data());
+  for (size_t i = 0; i < acc.size(); ++i) {
     ASSERT_EQ(acc[i], expected[i])
-        << c.spec << " element " << i << " of " << x.size() << ": " << values[i] << ", weight "
-        << grid.weight << ", f " << grid.fraction_bits;
+        << c.spec << " element " << i << " of " << part.count << " from " << part.first << ": "
+        << values[i] << ", weight " << grid.weight << ", f " << grid.fraction_bits;
   }
+}
+
+void ExpectFold(const CodecCase& c, const std::vector<float>& x, const GridFold& grid) {
+  const auto codec = Make(c.spec);
+  for (const Part& part : EncodeParts(*codec, x)) ExpectFoldOfPart(c, *codec, part, grid);
 }
 
 TEST(Fold, EqualsRoundingInDoubleAndIntegerArithmeticAtEverySizeAndPattern) {

@@ -1,5 +1,6 @@
 // The golden files of tests/golden/codecs, which tests/reference/codecs.py made: encoded, decoded,
 // folded.
+#include <algorithm>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -96,7 +97,7 @@ TEST(Golden, EveryTargetEncodesDecodesAndFoldsWhatTheReferenceWrote) {
 
 // Inputs of several thousand elements: runs of neighbours, zeros between, cells of sketches.
 TEST(Golden, LongerOnesToo) {
-  const std::vector<float> x = As<float>(ReadFile("long_input.f32"));
+  std::vector<float> x = As<float>(ReadFile("long_input.f32"));
   ASSERT_EQ(x.size(), 4200u);
   const std::pair<const char*, const char*> files[] = {
       {"long_topk_stream_vbyte", "topk(0.0286, values=ternary)"},  // 120 of them
@@ -104,6 +105,48 @@ TEST(Golden, LongerOnesToo) {
       {"long_sketch_1", "sketch(0.25, rows=1)"},
       {"long_zeros_int4", "int4(block=64, rounding=nearest) | zeros"}};
   ExpectGolden(x, files);
+  // Too few for cells, and more than a whole tile of this form has.
+  const std::pair<const char*, const char*> short_files[] = {
+      {"short_sketch_3", "sketch(0.02, rows=3)"}};
+  x.resize(1000);
+  ExpectGolden(x, short_files);
+}
+
+// Compressed bytes are the writer's choice: those of a writer of plain blocks and those of a
+// library are read alike on every target, and ours have the same head and hold the same.
+TEST(Golden, CompressedPayloadsOfOtherWritersAreReadAndOursHoldTheSame) {
+  const std::vector<float> x = As<float>(ReadFile("long_input.f32"));
+  const std::pair<const char*, const char*> files[] = {
+      {"long_zstd_int4", "int4(block=64, rounding=nearest) | zstd"},
+      {"long_lz4_fp16", "fp16 | lz4"},
+      {"long_zeros_lz4_int4", "int4(block=64, rounding=nearest) | zeros | lz4"},
+      {"library_zstd_int4", "int4(block=64, rounding=nearest) | zstd"},
+      {"library_zstd19_fp32", "fp32 | zstd(level=19)"},
+      {"library_lz4_fp16", "fp16 | lz4"}};
+  for (const auto& [file, spec] : files) {
+    const auto codec = Make(spec);
+    const std::vector<uint8_t> golden = ReadFile(file);
+    const auto expected = As<float>(ReadFile(std::string(file) + ".decoded"));
+    const auto sums = As<int64_t>(ReadFile(std::string(file) + ".fold"));
+    ASSERT_EQ(sums.size(), x.size());
+    ForEachTarget([&](const std::string&) {
+      SCOPED_TRACE(file);
+      const std::vector<uint8_t> ours = Encode(*codec, x, kContext);
+      constexpr size_t kHeadBytes = 12;
+      ASSERT_GT(std::min(ours.size(), golden.size()), kHeadBytes);
+      EXPECT_EQ(std::memcmp(ours.data(), golden.data(), kHeadBytes), 0);
+      for (const std::vector<uint8_t>& payload : {golden, ours}) {
+        const PiecedBytes pieced{ByteSpan(payload)};
+        EXPECT_EQ(codec->Validate(pieced, x.size(), 1 << 16), absl::OkStatus());
+        std::vector<float> decoded(x.size());
+        codec->Decode(pieced, decoded);
+        EXPECT_EQ(decoded, expected);
+        std::vector<int64_t> acc(x.size());
+        codec->Fold(pieced, 0, x.size(), {.fraction_bits = 30, .weight = kWeight}, acc.data());
+        EXPECT_EQ(acc, sums);
+      }
+    });
+  }
 }
 
 TEST(Golden, RawInt64EncodesAndFolds) {

@@ -1,5 +1,8 @@
 // Codecs by name and by number.
+#include <initializer_list>
+#include <map>
 #include <set>
+#include <string>
 
 #include "codec_testing.h"
 #include "gmock/gmock.h"
@@ -116,8 +119,8 @@ TEST(MakeCodec, RefusesTheRestAndNamesTheSpecTheFaultAndTheKnown) {
 }
 
 TEST(CodecFromHeader, GivesTheCodecThatWroteTheHeader) {
-  const std::vector<float> x = RandomFloats(1, 999);
-  for (const CodecCase& c : AllCases()) {
+  const std::vector<float> x = RandomFloats(1, 1999);
+  for (const CodecCase& c : AllDecodedCases()) {
     const auto sender = Make(c.spec);
     const auto receiver =
         CodecFromHeader(static_cast<uint16_t>(sender->capabilities().id), sender->parameter());
@@ -146,6 +149,107 @@ TEST(CodecFromHeader, RefusesUnknownNumbersAndParameters) {
     const auto codec = CodecFromHeader(id, parameter);
     EXPECT_EQ(codec.status().code(), absl::StatusCode::kInvalidArgument) << id << " " << parameter;
     EXPECT_THAT(std::string(codec.status().message()), HasSubstr(std::to_string(id)));
+  }
+}
+
+// ---- What each promises, by what its definition says of it
+
+// Minimum sizes: tensors of every size; or none of the small ones, which suffer most and are the
+// least of a model.
+constexpr uint64_t kAll = 0, kLarge = 4096;
+
+struct Promises {
+  const char* spec;
+  bool linear;
+  bool unbiased;
+  bool needs_error_feedback;
+  bool deterministic;
+  uint64_t minimum_elements;
+  const char* why;
+};
+
+// One row a codec, named as AllCodecs names it; its usual parameters.
+const Promises kPromises[] = {
+    {"int64", true, true, false, true, kAll, "integers, and integers add up"},
+    {"fp32", false, true, false, true, kAll, "exact; but floats that are added round"},
+    {"fp16", false, false, false, true, kAll, "rounds to nearest, to 11 bits"},
+    {"bf16", false, false, false, true, kAll, "rounds to nearest, to 8 bits"},
+    {"int8", false, true, false, false, kAll,
+     "QSGD's stochastic rounding (Alistarh et al. 2017); scales differ from block to block"},
+    {"int4", false, true, false, false, kLarge, "as int8"},
+    {"int2", false, true, false, false, kLarge,
+     "TernGrad's three levels, at random (Wen et al. 2017)"},
+    {"sign", false, false, true, true, kLarge,
+     "a sign and a mean magnitude: signSGD that converges by error feedback (Karimireddy et al. "
+     "2019)"},
+    {"topk", false, false, true, true, kLarge,
+     "drops what is small, and each client its own places (Stich et al. 2018)"},
+    {"fp8", false, false, false, true, kLarge,
+     "rounds to nearest within a block's scale (Micikevicius et al. 2022)"},
+    {"mxfp8", false, false, false, true, kLarge, "rounds to nearest (OCP Microscaling 1.0)"},
+    {"mxfp4", false, false, false, true, kLarge, "likewise"},
+    {"mxint8", false, false, false, true, kLarge, "likewise"},
+    {"randk", true, true, false, false, kLarge,
+     "places at random, the same for all clients; values times n/k (Wangni et al. 2018)"},
+    {"eden", false, false, false, false, kLarge,
+     "a random rotation for each client (Vargaftik et al. 2022); unbiased were it uniform, and a "
+     "Hadamard's is not"},
+    {"hq", true, false, true, false, kLarge,
+     "integers of one step for all (THC, Li et al. 2024); at random, but cut at the outermost "
+     "level"},
+    {"zstd", false, true, false, true, kAll, "fp32 within: its values, but not its bytes to add"},
+    {"lz4", false, true, false, true, kAll, "likewise"},
+    {"zeros", false, true, false, true, kAll, "fp32 within, of blocks that differ by client"},
+    {"powersgd", false, false, true, false, kLarge,
+     "a low rank, from a random first factor (Vogels et al. 2019); sums of factors' products have "
+     "no such factors"},
+    {"sketch", true, false, false, false, kLarge,
+     "cells add up (Rothchild et al. 2020); the root recovers the largest, and keeps the rest "
+     "itself"},
+};
+
+void ExpectPromises(const Capabilities& row, const Promises& wanted) {
+  SCOPED_TRACE(std::string(wanted.spec) + ": " + wanted.why);
+  EXPECT_EQ(row.linear, wanted.linear);
+  EXPECT_EQ(row.unbiased, wanted.unbiased);
+  EXPECT_EQ(row.needs_error_feedback, wanted.needs_error_feedback);
+  EXPECT_EQ(row.deterministic, wanted.deterministic);
+  EXPECT_EQ(row.minimum_elements, wanted.minimum_elements);
+}
+
+TEST(Capabilities, OfEveryCodecAreWhatItsDefinitionSays) {
+  std::map<std::string, const Promises*> wanted;
+  for (const Promises& row : kPromises) EXPECT_TRUE(wanted.emplace(row.spec, &row).second);
+  for (const Capabilities& row : AllCodecs()) {
+    const auto it = wanted.find(row.name);
+    ASSERT_NE(it, wanted.end()) << row.name << " has no row here: say what it promises, and why";
+    ExpectPromises(row, *it->second);
+    wanted.erase(it);
+  }
+  for (const auto& [name, row] : wanted) ADD_FAILURE() << name << " is not a codec any more";
+}
+
+TEST(Capabilities, OfParametersThatChangeThemAreWhatTheirDefinitionsSay) {
+  for (const Promises& row : std::initializer_list<Promises>{
+           {"int8(rounding=nearest)", false, false, false, true, kAll, "no random numbers"},
+           {"int4(rounding=nearest)", false, false, false, true, kLarge, "likewise"},
+           {"int2(rounding=nearest)", false, false, false, true, kLarge, "likewise"},
+           {"hq(rounding=nearest)", true, false, true, true, kLarge, "likewise"},
+           {"sign(mode=vote)", true, false, false, true, kLarge,
+            "votes are counted: majority vote has no residual (Bernstein et al. 2019)"},
+           {"topk(0.01, across=model)", false, false, true, true, kAll,
+            "one threshold for the model gives small tensors what is theirs"},
+           {"randk(0.01, scaled=no)", true, false, true, false, kLarge,
+            "n/k too small in the mean: the rest has to come later"},
+           {"int4 | zstd", false, true, false, false, kLarge, "without loss: int4's"},
+           {"topk(0.01) | lz4", false, false, true, true, kLarge, "topk's"},
+           {"randk(0.01) | zstd", false, true, false, false, kLarge,
+            "randk's, but compressed bytes do not add up"},
+           {"hq | zeros", false, false, true, false, kLarge,
+            "hq's, but blocks are left out by each client for itself"}}) {
+    const auto codec = MakeCodec(row.spec);
+    ASSERT_TRUE(codec.ok()) << codec.status();
+    ExpectPromises((*codec)->capabilities(), row);
   }
 }
 

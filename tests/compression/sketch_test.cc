@@ -2,8 +2,10 @@
 // elements found in them; and the stage that leaves zeros out.
 #include "compression/sketch.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
 
 #include "base/philox.h"
 #include "codec_testing.h"
@@ -14,21 +16,6 @@ namespace tributary::compression {
 namespace {
 
 using testing::HasSubstr;
-
-// Cell and sign by docs/wire-format.md's text, a bit at a time.
-struct Place {
-  uint64_t cell;
-  double sign;
-};
-Place PlaceOf(uint64_t key, uint64_t i, uint32_t row, uint64_t columns) {
-  const PhiloxBlock words = Philox4x32(key, {static_cast<uint32_t>(i), 0, 0, 0});
-  uint64_t bits = 0;
-  for (uint32_t b = 0; b < 25; ++b) {
-    const uint32_t at = 25 * row + b;
-    bits |= uint64_t{words[at / 32] >> at % 32 & 1} << b;
-  }
-  return {row * columns + (bits % (1 << 24)) * columns / (1 << 24), bits >> 24 != 0 ? -1.0 : 1.0};
-}
 
 TEST(Sketch, HasTheCellsThatTheDocumentSays) {
   const auto codec = Make("sketch(0.1)");
@@ -46,7 +33,7 @@ TEST(Sketch, HasTheCellsThatTheDocumentSays) {
     std::vector<double> here(5 * columns);
     for (uint64_t i = 0; i < length; ++i) {
       for (uint32_t row = 0; row < 5; ++row) {
-        const Place place = PlaceOf(key + tile, i, row, columns);
+        const SketchPlace place = SketchPlaceOf(key + tile, i, row, columns);
         here[place.cell] += place.sign * x[tile * kTileElements + i];
       }
     }
@@ -58,6 +45,41 @@ TEST(Sketch, HasTheCellsThatTheDocumentSays) {
     float cell;
     std::memcpy(&cell, payload.data() + 8 + 4 * j, 4);
     ASSERT_EQ(cell, static_cast<float>(cells[j])) << j;
+  }
+}
+
+// A last tile of 655 to 1,023 elements has more of them than a whole one of this form has cells.
+TEST(Sketch, ATileTooShortForCellsIsFoldedAndDecodedWholeWhateverAWholeOneHas) {
+  const auto codec = Make("sketch(0.02, rows=3)");
+  const uint64_t whole = SketchFormOf(*codec)->TileCells(kTileElements);
+  EXPECT_EQ(whole, 654u);
+  for (const uint64_t n : {uint64_t{1}, whole - 1, whole, whole + 1, kSketchShortest - 1}) {
+    for (const uint64_t tiles : {0, 1, 2}) {
+      SCOPED_TRACE(std::to_string(n) + " elements after " + std::to_string(tiles) + " tiles");
+      const uint64_t first = tiles * kTileElements;
+      const std::vector<float> x = RandomFloats(9, first + n, 1.0);
+      const std::vector<uint8_t> payload = Encode(*codec, x);
+      ASSERT_EQ(payload.size(), 8 + 4 * (tiles * whole + n));
+      const PiecedBytes bytes{ByteSpan(payload)};
+      ASSERT_EQ(codec->Validate(bytes, x.size(), 4096), absl::OkStatus());
+      std::vector<float> decoded(x.size());
+      codec->Decode(bytes, decoded);
+      const GridFold grid{.fraction_bits = 30, .weight = 3};
+      std::vector<int64_t> at_once(x.size()), last(n);
+      codec->Fold(bytes, 0, x.size(), grid, at_once.data());
+      codec->Fold(bytes, first, n, grid, last.data());
+      for (uint64_t i = 0; i < n; ++i) {
+        ASSERT_EQ(decoded[first + i], x[first + i]) << i;
+        ASSERT_EQ(last[i], ReferenceTerm(x[first + i], grid)) << i;
+        ASSERT_EQ(at_once[first + i], last[i]) << i;
+      }
+      // And of the tiles before it, their own cells alone.
+      for (uint64_t i = 0; i < first; ++i) {
+        if (i % kTileElements >= whole) {
+          ASSERT_EQ(at_once[i], 0) << i;
+        }
+      }
+    }
   }
 }
 
@@ -97,6 +119,103 @@ TEST(Sketch, SumsOfSketchesAreTheSameHoweverTheyAreGrouped) {
     }
     ASSERT_EQ(all[i], expected) << i;
   }
+}
+
+// On the grid, to the bit: whole multiples of 2^-10 whose sums binary32 holds.
+TEST(Sketch, OfAWeightedSumIsTheWeightedSumOfTheSketches) {
+  constexpr uint64_t kElements = kTileElements + 5000 + 1;
+  PhiloxStream random(17);
+  std::vector<float> x(kElements), y(kElements), both(kElements);
+  for (uint64_t i = 0; i < kElements; ++i) {
+    x[i] = std::ldexp(static_cast<float>(random.NextBelow(401)) - 200, -10);
+    y[i] = std::ldexp(static_cast<float>(random.NextBelow(401)) - 200, -10);
+    both[i] = 3 * x[i] - 5 * y[i];
+  }
+  for (const CodecCase& c : SketchCases()) {
+    const auto codec = Make(c.spec);
+    ForEachTarget([&](const std::string&) {
+      const auto fold = [&](const std::vector<float>& values, int64_t weight,
+                            std::vector<int64_t>* acc) {
+        const std::vector<uint8_t> payload = Encode(*codec, values);
+        codec->Fold(PiecedBytes(ByteSpan(payload)), 0, kElements,
+                    {.fraction_bits = 30, .weight = weight}, acc->data());
+      };
+      std::vector<int64_t> apart(kElements), at_once(kElements);
+      fold(x, 3, &apart);
+      fold(y, -5, &apart);
+      fold(both, 1, &at_once);
+      EXPECT_EQ(apart, at_once) << c.spec;
+      EXPECT_NE(apart, std::vector<int64_t>(kElements)) << c.spec;
+    });
+  }
+}
+
+// Charikar, Chen, Farach-Colton 2002: a row's estimate is off by a variance of at most |x|^2 over
+// its columns, so that by Chebyshev one in eight rows at most is off by more than sqrt(8 / columns)
+// |x|; a median of five is only where three rows are (10 / 8^3 of all), one of three where two are
+// (3 / 8^2). A tile too short for cells, and one without anything in it, is exact.
+TEST(Sketch, EstimatesAreAsNearAsCountSketchesPromise) {
+  const std::map<uint32_t, double> shares = {{1, 1.0 / 8}, {3, 3.0 / 64}, {5, 10.0 / 512}};
+  for (const CodecCase& c : SketchCases()) {
+    const auto codec = Make(c.spec);
+    const SketchForm& form = *SketchFormOf(*codec);
+    for (const std::string& pattern : Patterns()) {
+      for (const uint64_t n : {uint64_t{1023}, uint64_t{1024}, uint64_t{4095}, uint64_t{4097},
+                               (uint64_t{1} << 20) + 7}) {
+        SCOPED_TRACE(c.spec + ", " + pattern + ", " + std::to_string(n) + " elements");
+        const std::vector<float> x = MakeInput(pattern, n);
+        const std::vector<uint8_t> payload = Encode(*codec, x);
+        std::vector<float> estimates(n);
+        codec->Decode(PiecedBytes(ByteSpan(payload)), estimates);
+        for (uint64_t at = 0; at < n; at += kTileElements) {
+          const uint64_t length = std::min(kTileElements, n - at);
+          const uint64_t columns = form.columns * length / kTileElements;
+          double squares = 0;
+          for (uint64_t i = at; i < at + length; ++i) squares += double{x[i]} * x[i];
+          const double near =
+              length < 1024 ? 0 : std::sqrt(8 * squares / static_cast<double>(columns));
+          uint64_t beyond = 0;
+          for (uint64_t i = at; i < at + length; ++i) {
+            beyond += std::abs(double{estimates[i]} - x[i]) > near ? 1 : 0;
+          }
+          ASSERT_LE(static_cast<double>(beyond),
+                    near == 0 ? 0 : shares.at(form.rows) * static_cast<double>(length))
+              << "the tile at " << at;
+        }
+      }
+    }
+  }
+}
+
+// What racks sum and the root takes apart: spikes so few that three of five rows nearly never meet
+// another come out of the grid whole, and nothing is left in the cells.
+TEST(Sketch, SpikesComeOutOfTheGridWhole) {
+  constexpr uint64_t kElements = 3 * kTileElements;
+  constexpr GridFold kGrid{.fraction_bits = 30, .weight = 12};
+  const auto codec = Make("sketch(0.2)");
+  const SketchForm& form = *SketchFormOf(*codec);
+  std::vector<std::pair<uint64_t, double>> spikes;
+  std::vector<float> x(kElements);
+  for (uint64_t i = 5; i < kElements; i += 8009) {
+    spikes.emplace_back(i, std::ldexp(i % 2 == 0 ? 1.0 : -1.0, -static_cast<int>(i % 11)));
+    x[i] = static_cast<float>(spikes.back().second);
+  }
+  ForEachTarget([&](const std::string&) {
+    const std::vector<uint8_t> payload = Encode(*codec, x, {.tensor = 2, .shared_key = 31});
+    const PiecedBytes bytes{ByteSpan(payload)};
+    std::vector<int64_t> acc(kElements);
+    codec->Fold(bytes, 0, kElements, kGrid, acc.data());
+    // A tile's cells lie in the places of its first elements.
+    std::vector<double> cells;
+    const uint64_t whole = form.TileCells(kTileElements);
+    for (uint64_t at = 0; at < kElements; at += kTileElements) {
+      for (uint64_t j = 0; j < whole; ++j) {
+        cells.push_back(std::ldexp(static_cast<double>(acc[at + j]), -30) / 12);
+      }
+    }
+    EXPECT_EQ(SketchRecover(form, SketchKeyOf(bytes), kElements, spikes.size(), 16, cells), spikes);
+    EXPECT_EQ(cells, std::vector<double>(cells.size()));
+  });
 }
 
 TEST(Sketch, FindsTheLargestOfASumAndLeavesTheRestInTheCells) {

@@ -1,4 +1,4 @@
-// The codecs that promise it have no bias, and errors of clients are independent.
+// The codecs that promise it have no bias. (That errors are independent: averaging_test.cc.)
 //
 // Each element's mean over 100,000 encodings is held to 4 sigma of its own, by the variance that
 // the format's text gives. By chance one in 16,000 elements would miss that, so of the 128 here one
@@ -8,7 +8,6 @@
 #include <cmath>
 #include <functional>
 
-#include "base/philox.h"
 #include "codec_testing.h"
 #include "gtest/gtest.h"
 
@@ -85,42 +84,6 @@ TEST(Unbiased, TheMeanOfAHundredThousandEncodingsIsWithinFourSigma) {
       "randk(0.25)", [](double x) { return 3 * x * x; }, 1e-9);
   ExpectUnbiased(
       "randk(0.0625)", [](double x) { return 15 * x * x; }, 1e-9);
-}
-
-// Of n clients' mean; a seed that they shared would leave it where it is.
-void ExpectOneOverN(const std::string& spec, const std::function<double(double)>& variance) {
-  const auto codec = Make(spec);
-  const std::vector<float> x = RandomFloats(6, 4096, 0.03);
-  double theory = 0;
-  for (const float v : x) theory += variance(v);
-  for (const int clients : {10, 100}) {
-    std::vector<double> mean(x.size()), shared(x.size());
-    std::vector<float> decoded(x.size());
-    for (int c = 0; c < clients; ++c) {
-      for (const bool own : {true, false}) {
-        const EncodeContext context{.key = SeededHash(1, "codec", own ? std::to_string(c) : "all"),
-                                    .round = 4};
-        const auto payload = Encode(*codec, x, context);
-        codec->Decode(PiecedBytes(ByteSpan(payload)), decoded);
-        for (size_t i = 0; i < x.size(); ++i) {
-          (own ? mean : shared)[i] += double{decoded[i]} / clients;
-        }
-      }
-    }
-    double error = 0, shared_error = 0;
-    for (size_t i = 0; i < x.size(); ++i) {
-      error += std::pow(mean[i] - x[i], 2);
-      shared_error += std::pow(shared[i] - x[i], 2);
-    }
-    // 4,096 elements: a relative deviation of about sqrt(2 / 4096), 2 %.
-    EXPECT_NEAR(error * clients / theory, 1, 0.09) << spec << ", " << clients;
-    EXPECT_NEAR(shared_error / theory, 1, 0.09) << spec << ", one seed for all";
-  }
-}
-
-TEST(Unbiased, TheErrorOfTheMeanFallsAsOneOverTheNumberOfClients) {
-  ExpectOneOverN("hq(bits=8, step=2^-8)", BetweenTwo(0x1p-8));
-  ExpectOneOverN("hq(bits=4, step=2^-4)", BetweenTwo(0x1p-4));
 }
 
 }  // namespace

@@ -248,6 +248,11 @@ TEST_F(Examined, MemlockCountsTheArenasOfChildrenAndOfTheParent) {
   // 64 + 4 MiB; and 2 links of 2 * 8 slots of 1 MiB and 3 pages, and 4 MiB again.
   const Report rack = Examine({.config = &config_, .file = "f", .peer = ""}, env_);
   EXPECT_THAT(At(rack, "rdma.memlock").seen, HasSubstr("104.4 MiB are needed"));
+  // The defaults, as `tributary serve` asks for them (tests/e2e/e2e_process_test.cc).
+  config_.transport.roce.arena_bytes = server::TransportConfig().roce.arena_bytes;
+  const Report plain = Examine({.config = &config_, .file = "f", .peer = ""}, env_);
+  EXPECT_THAT(At(plain, "rdma.memlock").mend, HasSubstr("ulimit -l 303488"));
+  config_.transport.roce.arena_bytes = 64 << 20;
   config_.node.parent.clear();
   const Report root = Examine({.config = &config_, .file = "f", .peer = ""}, env_);
   EXPECT_THAT(At(root, "rdma.memlock").seen, HasSubstr("68 MiB are needed"));
@@ -312,17 +317,36 @@ TEST_F(Examined, EveryFaultOfTheShortTestIsNamedAndNothingIsLeftBehind) {
   EXPECT_EQ(verbs_.live_objects, 0);
 }
 
+// A bridge's configuration space: ACS at 0x100, next 0.
+std::string AcsSpace(char control) {
+  std::string config(4096, '\0');
+  config[0x100] = 0x0d;
+  config[0x102] = 0x01;
+  config[0x106] = control;
+  return config;
+}
+constexpr char kAcsRedirects = 0x1c;  // requests and completions
+
+TEST_F(Examined, AcsOfABridgeAboveTheSwitchOfGpuAndNicSaysNothing) {
+  Machine("gpu_switch");
+  const std::string root_port = "/sys/devices/pci0000:17/0000:17:02.0";
+  const std::string ports = root_port + "/0000:19:00.0/0000:1a:0";
+  tree_->Write(root_port + "/config", AcsSpace(kAcsRedirects));
+  EXPECT_THAT(At(Run("auto"), "gpu 0000:1c:00.0").seen, HasSubstr("ACS unknown"));
+  tree_->Write(ports + "0.0/config", AcsSpace(0));
+  tree_->Write(ports + "4.0/config", AcsSpace(0));
+  const Finding gpu = At(Run("auto"), "gpu 0000:1c:00.0");
+  EXPECT_EQ(gpu.verdict, Verdict::kOk) << gpu.seen;
+  EXPECT_THAT(gpu.seen, HasSubstr("ACS redirects nothing"));
+}
+
 TEST_F(Examined, AGpuBehindTheSameSwitchIsFoundAndAcsThatRedirectsWarns) {
   Machine("gpu_switch");
   EXPECT_THAT(At(Run("auto"), "gpu 0000:1c:00.0").seen,
               AllOf(HasSubstr("nearest is mlx5_2, PIX"), HasSubstr("ACS unknown")));
   EXPECT_THAT(At(Run("auto"), "gpu 0000:01:00.0").seen, HasSubstr("SYS"));
-  // ACS at 0x100, next 0; control 0x1c redirects requests and completions.
-  std::string config(4096, '\0');
-  config[0x100] = 0x0d;
-  config[0x102] = 0x01;
-  config[0x106] = 0x1c;
-  tree_->Write("/sys/devices/pci0000:17/0000:17:02.0/0000:19:00.0/0000:1a:04.0/config", config);
+  tree_->Write("/sys/devices/pci0000:17/0000:17:02.0/0000:19:00.0/0000:1a:04.0/config",
+               AcsSpace(kAcsRedirects));
   const Finding gpu = At(Run("auto"), "gpu 0000:1c:00.0");
   EXPECT_EQ(gpu.verdict, Verdict::kWarn);
   EXPECT_THAT(gpu.mend, HasSubstr("setpci -s $b ECAP_ACS+0x6.w=0000"));

@@ -24,11 +24,18 @@ TEST(MemlockNeed, CountsTheArenaAndTheQueuesOfEachDevice) {
   EXPECT_EQ(MemlockNeedBytes({.arena_bytes = 256 * kMiB, .devices = 1}), 260 * kMiB);
   EXPECT_EQ(MemlockNeedBytes({.arena_bytes = 256 * kMiB, .devices = 2}), 520 * kMiB);
   EXPECT_EQ(MemlockNeedBytes({.arena_bytes = 256 * kMiB, .devices = 0}), 0);
+  // Another arena is another 4 MiB of queues.
+  const RegistrationPlan both = {
+      .arena_bytes = 256 * kMiB, .other_arena_bytes = 32 * kMiB, .devices = 2};
+  EXPECT_EQ(MemlockNeedBytes(both), 2 * (256 + 4 + 32 + 4) * kMiB);
 }
 
 TEST(MemlockNeed, SaturatesInsteadOfWrapping) {
   EXPECT_EQ(MemlockNeedBytes({.arena_bytes = UINT64_MAX - 1, .devices = 1}), UINT64_MAX);
   EXPECT_EQ(MemlockNeedBytes({.arena_bytes = uint64_t{1} << 62, .devices = 5}), UINT64_MAX);
+  const RegistrationPlan both = {
+      .arena_bytes = UINT64_MAX / 2, .other_arena_bytes = UINT64_MAX / 2, .devices = 1};
+  EXPECT_EQ(MemlockNeedBytes(both), UINT64_MAX);
 }
 
 // Each slot: the chunk, a page of header room, and up to a page to the next.
@@ -74,6 +81,12 @@ TEST(CheckMemlock, TheRefusalHasBothNumbersAndALineForEachPlace) {
   EXPECT_THAT(said, HasSubstr("ulimit -l 16385"));  // KiB, rounded up
   EXPECT_THAT(said, HasSubstr("LimitMEMLOCK=infinity"));
   EXPECT_THAT(said, HasSubstr("--ulimit memlock=-1:-1"));
+}
+
+TEST(CheckMemlock, WhatIsPinnedAlreadyIsInTheLimitToSet) {
+  const std::string said = Text(CheckMemlock(16 * kMiB, Limit(20 * kMiB, 8 * kMiB)));
+  EXPECT_THAT(said, HasSubstr("of which 8 MiB are taken"));
+  EXPECT_THAT(said, HasSubstr("ulimit -l 24576"));  // 16 and 8 MiB
 }
 
 TEST(ReadMemlockLimit, ACapabilityInAUserNamespaceOfItsOwnDoesNotCount) {

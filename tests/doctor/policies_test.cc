@@ -77,10 +77,23 @@ INSTANTIATE_TEST_SUITE_P(
         PciCase{"virtual", {"/sys/devices/virtual/net/lo", 0}, {kGpu, 1}, PcieDistance::kUnknown}),
     [](const auto& info) { return info.param.name; });
 
-TEST(Pci, AddressAndBridgesComeFromThePath) {
+TEST(Pci, AddressComesFromThePath) {
   EXPECT_EQ(PciAddress(std::string(kNic) + "/infiniband/mlx5_2"), "0000:1b:00.0");
   EXPECT_EQ(PciAddress("/sys/devices/virtual/infiniband/rxe0"), "");
-  EXPECT_THAT(PciBridges(kNic), ElementsAre("0000:17:02.0", "0000:19:00.0", "0000:1a:00.0"));
+}
+
+TEST(Pci, BridgesBetweenTwoAreThoseBelowTheLastThatBothAreUnder) {
+  EXPECT_THAT(BridgesBetween({kGpu, 1}, {kNic, 1}), ElementsAre("0000:1a:04.0", "0000:1a:00.0"));
+  EXPECT_THAT(BridgesBetween({kNic, 1}, {"/sys/devices/pci0000:17/0000:17:04.0/0000:40:00.0", 1}),
+              ElementsAre("0000:17:02.0", "0000:19:00.0", "0000:1a:00.0", "0000:17:04.0"));
+  const std::string card = "/sys/devices/pci0000:17/0000:17:01.0/0000:18:00.";
+  EXPECT_THAT(BridgesBetween({card + "0", 1}, {card + "1", 1}), ElementsAre());
+  // The same addresses in another domain are other bridges.
+  EXPECT_THAT(BridgesBetween({"/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0", 0},
+                             {"/sys/devices/pci0001:00/0000:00:01.0/0000:01:00.0", 0}),
+              ElementsAre("0000:00:01.0", "0000:00:01.0"));
+  EXPECT_THAT(BridgesBetween({"/sys/devices/virtual/net/lo", 0}, {kGpu, 1}),
+              ElementsAre("0000:17:02.0", "0000:19:00.0", "0000:1a:04.0"));
 }
 
 // A configuration space whose extended capabilities are AER at 0x100, then ACS at 0x148.

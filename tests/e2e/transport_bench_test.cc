@@ -52,6 +52,27 @@ TEST(TransportBench, FiguresHaveValueCeilingAndTheirRatio) {
                        figure["value"].get<double>() / figure["ceiling"].get<double>());
     }
   }
+  for (const std::string kind : {"tcp", "shm"}) {
+    const auto value = [&](const std::string& name) {
+      const auto it = figures.find("transport." + kind + "." + name);
+      EXPECT_NE(it, figures.end()) << kind << " " << name;
+      return it == figures.end() ? 0.0 : it->second["value"].get<double>();
+    };
+    for (const std::string ping : {"rtt_64_us", "rtt_1M_us"}) {
+      EXPECT_GE(value(ping + ".p95"), value(ping)) << kind;
+      EXPECT_GE(value(ping + ".p99"), value(ping + ".p95")) << kind;
+    }
+    // Cold, apart from the warm stream.
+    for (const std::string size : {"", ".64"}) {
+      for (const std::string cold : {"connect_ms", "first_chunk_ms"}) {
+        EXPECT_GT(value(cold + size), 0) << kind;
+        EXPECT_LT(value(cold + size), 60e3) << kind;
+      }
+      for (const std::string side : {"sender", "receiver"}) {
+        EXPECT_GT(value(side + "_cpu_s_per_gb" + size), 0) << kind;
+      }
+    }
+  }
   EXPECT_EQ(figures["transport.tcp.stream"]["unit"], "GB/s");
   EXPECT_EQ(figures["transport.tcp.rtt_64_us"]["unit"], "us");
   EXPECT_EQ(figures.count("transport.tcp.stream.lanes_1"), 1u);

@@ -97,14 +97,14 @@ class Peer:
 port = 7100
 
 
-def pair(transport, chunks, receiver_there=True):
-    """A receiver that listens and a sender that connects, linked."""
+def pair(transport, chunks):
+    """A receiver that listens on the second host and a sender that connects from here, linked."""
     global port
     port += 1
-    address = f"{THERE if receiver_there else HERE}:{port}"
-    receiver = Peer([f"{BIN}/rdma_vm_peer", "receive", transport, address, str(chunks)], receiver_there)
+    address = f"{THERE}:{port}"
+    receiver = Peer([f"{BIN}/rdma_vm_peer", "receive", transport, address, str(chunks)], True)
     receiver.await_text("listening")
-    sender = Peer([f"{BIN}/rdma_vm_peer", "send", transport, address, str(chunks)], not receiver_there)
+    sender = Peer([f"{BIN}/rdma_vm_peer", "send", transport, address, str(chunks)], False)
     return receiver, sender, address
 
 

@@ -1,7 +1,10 @@
 // One end of a link, for scenarios.py: what it did, or what it was told, is its last line, in JSON.
 // usage: rdma_vm_peer serve ADDRESS                      remote fabrics, for rdma_vm_conformance
 //        rdma_vm_peer receive TRANSPORT ADDRESS CHUNKS   accepts a link at ADDRESS, takes its
-//        chunks rdma_vm_peer send TRANSPORT ADDRESS CHUNKS      connects and sends them
+//        chunks
+//        rdma_vm_peer send TRANSPORT ADDRESS CHUNKS      connects and sends them
+//        rdma_vm_peer idle TRANSPORT ADDRESS SECONDS     connects and sends nothing for that long
+//        rdma_vm_peer accept|reconnect TRANSPORT ADDRESS LINKS   many links in turn, a chunk each
 // Chunks have 1 MiB; exit code 0 where all went well, 3 for an error of the link. Reported too: CPU
 // time, segments sent again, and what the process held before its link and after it.
 #include <unistd.h>
@@ -26,6 +29,8 @@
 namespace tributary::transport {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 constexpr size_t kBytes = size_t{1} << 20;
 constexpr absl::Duration kPatience = absl::Seconds(60);
 
@@ -34,6 +39,10 @@ LinkOptions Options(const std::string& name) {
   options.name = name;
   options.chunk_bytes = kBytes;
   return options;
+}
+
+double SecondsSince(Clock::time_point then) {
+  return std::chrono::duration<double>(Clock::now() - then).count();
 }
 
 uint64_t WordOf(uint64_t chunk, size_t at) { return chunk * 0x9e3779b97f4a7c15 + at; }
@@ -52,9 +61,11 @@ absl::Status SendAll(Link& link, uint64_t chunks) {
   return link.Close(Deadline::After(kPatience));
 }
 
-absl::Status ReceiveAll(Link& link, uint64_t chunks) {
+// `last`: when the last chunk came.
+absl::Status ReceiveAll(Link& link, uint64_t chunks, Clock::time_point* last) {
   for (uint64_t i = 0; i < chunks; ++i) {
     ASSIGN_OR_RETURN(const Chunk chunk, link.Receive(Deadline::After(kPatience)));
+    *last = Clock::now();
     bool right = chunk.size() == kBytes && chunk.tag().index == i;
     for (size_t at = 0; right && at < kBytes; at += 8) {
       uint64_t word = 0;
@@ -103,17 +114,19 @@ absl::Status Stream(const std::string& verb, Link& link, uint64_t count, nlohman
   (*report)["linked"] = true;
   // That they are seen where there are any: a link that is closed has none.
   (*report)["queue_pairs"] = QueuePairs();
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Clock::now();
+  auto last = start;
   const double cpu = CpuSeconds();
   absl::Status status;
-  if (verb == "receive") status = ReceiveAll(link, count);
+  if (verb == "receive") status = ReceiveAll(link, count, &last);
   if (verb == "send") status = SendAll(link, count);
   if (verb == "idle") {
     absl::SleepFor(absl::Seconds(count));  // doing nothing for that long is what is measured
     status = link.status();
   }
-  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-  (*report)["seconds"] = took.count();
+  (*report)["seconds"] = SecondsSince(start);
+  // Of a receiver: how long nothing had come when it ended.
+  if (verb == "receive") (*report)["quiet_seconds"] = SecondsSince(last);
   (*report)["cpu_seconds"] = CpuSeconds() - cpu;
   (*report)["retransmits"] = link.stats().retransmits;
   (*report)["transport"] = link.transport();
@@ -127,7 +140,9 @@ absl::Status OneLink(const std::string& verb, const std::string& transport,
   (*report)["before"] = Held();
   absl::Status status;
   {
+    const auto start = Clock::now();
     const absl::StatusOr<std::unique_ptr<Link>> link = Open(verb, *fabric, address);
+    (*report)["open_seconds"] = SecondsSince(start);
     status = link.ok() ? Stream(verb, **link, count, report) : link.status();
   }
   // librdmacm opens a device for itself when it is first asked for a route, and keeps it: two
@@ -139,31 +154,66 @@ absl::Status OneLink(const std::string& verb, const std::string& transport,
   return status;
 }
 
-absl::Status Accept(const std::string& transport, const std::string& address, uint64_t links) {
+// What many links in turn leave behind: after the first quarter of them, while the middle one is
+// up, and after the last, while the fabric still is.
+class Turns {
+ public:
+  Turns(uint64_t links, nlohmann::json* report) : links_(links), report_(*report) {}
+  void Before(uint64_t i) {
+    if (i == links_ / 4) Tell("before");
+  }
+  void Linked(uint64_t i) {
+    if (i == links_ / 2) Tell("linked");
+  }
+  void After() {
+    // Threads of a listener let go of their last sockets a moment later.
+    if (report_.contains("before")) {
+      AwaitFds(report_["before"]["fds"].get<size_t>(), absl::Seconds(5));
+    }
+    Tell("after");
+  }
+
+ private:
+  void Tell(const char* when) {
+    report_[when] = {
+        {"fds", OpenFds()}, {"resident_kb", ResidentBytes() / 1024}, {"queue_pairs", QueuePairs()}};
+  }
+
+  const uint64_t links_;
+  nlohmann::json& report_;
+};
+
+absl::Status Accept(const std::string& transport, const std::string& address, uint64_t links,
+                    nlohmann::json* report) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Fabric> fabric, MakeFabricNamed(transport));
   ASSIGN_OR_RETURN(const std::unique_ptr<Listener> listener,
                    fabric->Listen(address, Options("receiver")));
   std::printf("listening\n");
   std::fflush(stdout);
+  Turns turns(links, report);
   for (uint64_t i = 0; i < links; ++i) {
+    turns.Before(i);
     ASSIGN_OR_RETURN(const std::unique_ptr<Link> link,
                      listener->Accept(Deadline::After(kPatience)));
-    RETURN_IF_ERROR(ReceiveAll(*link, 1));
+    turns.Linked(i);
+    Clock::time_point last;
+    RETURN_IF_ERROR(ReceiveAll(*link, 1, &last));
   }
+  turns.After();
   return absl::OkStatus();
 }
 
 absl::Status Reconnect(const std::string& transport, const std::string& address, uint64_t links,
                        nlohmann::json* report) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Fabric> fabric, MakeFabricNamed(transport));
+  Turns turns(links, report);
   for (uint64_t i = 0; i < links; ++i) {
-    if (i == links / 4) {
-      (*report)["before"] = {{"fds", OpenFds()}, {"resident_kb", ResidentBytes() / 1024}};
-    }
+    turns.Before(i);
     ASSIGN_OR_RETURN(const std::unique_ptr<Link> link, fabric->Connect(address, Options("sender")));
+    turns.Linked(i);
     RETURN_IF_ERROR(SendAll(*link, 1));
   }
-  (*report)["after"] = {{"fds", OpenFds()}, {"resident_kb", ResidentBytes() / 1024}};
+  turns.After();
   return absl::OkStatus();
 }
 
@@ -172,7 +222,7 @@ int Run(const std::string& verb, const std::string& transport, const std::string
   nlohmann::json report;
   absl::Status status;
   if (verb == "accept") {
-    status = Accept(transport, address, count);
+    status = Accept(transport, address, count, &report);
   } else if (verb == "reconnect") {
     status = Reconnect(transport, address, count, &report);
   } else {

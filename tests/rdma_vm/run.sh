@@ -25,11 +25,12 @@ skip() {
   exit 77
 }
 
+# Before anything that this machine may lack: what was not built is a fault, and no reason to skip.
+for binary in tributary e2e_client rdma_vm_peer rdma_vm_conformance; do
+  [[ -x $build/bin/$binary ]] || { echo "rdma_vm: $build/bin/$binary is not built"; exit 1; }
+done
 for tool in qemu-system-x86_64 busybox depmod modprobe dpkg-deb python3; do
   command -v "$tool" >/dev/null || skip "$tool is missing (apt-get install qemu-system-x86 busybox-static kmod)"
-done
-for binary in tributary e2e_client rdma_vm_peer rdma_vm_conformance; do
-  [[ -x $build/bin/$binary ]] || skip "$build/bin/$binary is not built"
 done
 mkdir -p "$work"
 work=$(readlink -f "$work")

@@ -4,6 +4,9 @@
     codecs.py --check DIR   recomputes every golden file in DIR and compares; exit code 1 on a difference
     codecs.py --write DIR   writes them
 
+What libzstd and liblz4 wrote (library_*) is not compared byte by byte, for other releases write other bytes: it is read
+back, and --write writes it anew.
+
 Floats are numpy's only where numpy is the independent authority (binary16 conversion, binary32 division);
 sums and grid values are Python integers and fractions.
 """
@@ -18,6 +21,7 @@ import numpy as np
 
 from codec_forms import E2M1, E4M3, E5M2, Blocks, Eden
 from codec_parts import PowerSgd, RandK, Sketch, TopK, Zeros
+from codec_stages import Compressed, library_lz4, library_zstd, read_lz4, read_zstd, write_lz4, write_zstd
 
 KEY, ROUND, TENSOR, FIRST = 0x0123456789ABCDEF, 11, 7, 3 * 32768 + (1 << 37)
 SHARED_KEY = 0xFEDCBA9876543210
@@ -162,6 +166,34 @@ def long_forms():
     }
 
 
+class Plain:
+    """fp32 and fp16, as an inner codec."""
+
+    def __init__(self, dtype):
+        self.dtype = dtype
+
+    def encode(self, x):
+        return x.astype(self.dtype).tobytes()
+
+    def values(self, payload, n):
+        numbers = np.frombuffer(payload, self.dtype)
+        assert len(numbers) == n
+        return [Fraction(float(v)) for v in numbers]
+
+
+def compressed_forms():
+    """Of the longer input."""
+    int4 = Blocks("int", 64, 4, 7)
+    return {
+        "long_zstd_int4": Compressed(int4, 6, 64, write_zstd, read_zstd),
+        "long_lz4_fp16": Compressed(Plain("<f2"), 3, 0, write_lz4, read_lz4),
+        "long_zeros_lz4_int4": Compressed(Zeros(int4, 6, 64), 21, 0, write_lz4, read_lz4),
+        "library_zstd_int4": Compressed(int4, 6, 64, lambda plain: library_zstd(plain, 1), read_zstd),
+        "library_zstd19_fp32": Compressed(Plain("<f4"), 2, 0, lambda plain: library_zstd(plain, 19), read_zstd),
+        "library_lz4_fp16": Compressed(Plain("<f2"), 3, 0, library_lz4, read_lz4),
+    }
+
+
 def long_input(x):
     """Runs of large ones far apart, for StreamVByte; three tiles of the golden input's length, the middle one zeros."""
     long = np.concatenate([x, np.zeros(3000, "<f4"), x])
@@ -201,7 +233,8 @@ def inputs():
     return x
 
 
-def golden():
+def golden(have):
+    """Every file's content. `have`: the folder that library_* are taken from; None: they are written."""
     x = inputs()
     n = len(x)
     files = {"input.f32.bin": x.tobytes()}
@@ -235,6 +268,16 @@ def golden():
         values = codec.values(payload, len(x))
         decoded = codec.decode(payload, len(x)) if "sketch" in name else [to_binary32(v) for v in values]
         add(name, payload, decoded, values)
+    for name, codec in compressed_forms().items():
+        theirs = have is not None and name.startswith("library")
+        payload = (have / f"{name}.bin").read_bytes() if theirs else codec.encode(x)
+        assert codec.plain(payload) == codec.inner.encode(x), name
+        values = codec.values(payload, len(x))
+        add(name, payload, [to_binary32(v) for v in values], values)
+    # A tile too short for cells, of more elements than a whole one of this form has cells.
+    sketch = Sketch(3, int(0.02 * 32768 / 3), philox4x32, long_forms()["long_sketch_1"].key)
+    payload = sketch.encode(x[:1000])
+    add("short_sketch_3", payload, sketch.decode(payload, 1000), sketch.values(payload, 1000))
     integers = [0, 1, -1, 2**40, -(2**40), 12345] + [k * k * k - 1000 * k for k in range(26)]
     files["int64.bin"] = struct.pack(f"<{len(integers)}q", *integers)
     files["int64.fold.bin"] = struct.pack(f"<{len(integers)}q", *(WEIGHT * v for v in integers))
@@ -250,7 +293,7 @@ def main():
     mode.add_argument("--write", metavar="DIR", type=pathlib.Path)
     arguments = parser.parse_args()
     check_philox()
-    files = golden()
+    files = golden(arguments.check)
     bad = 0
     for name, content in files.items():
         if arguments.write:

@@ -4,8 +4,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <future>
+#include <optional>
+#include <string>
+#include <string_view>
 #include <thread>
+#include <vector>
 
 #include "base/deadline.h"
 #include "server/door/framing.h"
@@ -259,6 +264,70 @@ TEST_F(FrontDoorTest, ASessionThatIsNotReadEndsWithTheDoor) {
   ASSERT_NE(handler_.Await(handler_.spoke, 15), nullptr);
   door_->Shutdown(absl::ZeroDuration());
   EXPECT_NE(handler_.Await(handler_.ended, 0), nullptr);
+}
+
+// Where the piece's bytes are in the slice; nullopt where they are not in it.
+std::optional<size_t> PlaceIn(std::string_view slice, ByteSpan piece) {
+  const auto begin = reinterpret_cast<uintptr_t>(slice.data());
+  const auto at = reinterpret_cast<uintptr_t>(piece.data());
+  if (at < begin || at + piece.size() > begin + slice.size()) return std::nullopt;
+  return at - begin;
+}
+
+// All of gRPC's slices are of this test's memory: what lies there was copied by nobody.
+TEST(UploadFraming, PayloadsAreReadWhereTheSlicesLie) {
+  const Segments segments = EncodeTest(1);
+  v1::UploadRequest request;
+  request.mutable_header()->set_id("a");
+  for (const auto& segment : segments) {
+    request.mutable_segments()->append(segment.begin(), segment.end());
+  }
+  const v1::UploadTrailer trailer = RawClient::Trailer(segments);
+  *request.mutable_trailer() = trailer;
+  const std::string text = request.SerializeAsString();
+  // Cut within the header, within an element, and within the trailer. Each part has memory of its
+  // own: gRPC joins what is contiguous.
+  std::vector<std::string> cut;
+  size_t from = 0;
+  for (const size_t end :
+       {size_t{3}, size_t{10'001}, size_t{100'000}, text.size() - 2, text.size()}) {
+    cut.push_back(text.substr(from, end - from));
+    from = end;
+  }
+  std::vector<grpc::Slice> slices;
+  for (const std::string& part : cut) {
+    slices.emplace_back(part.data(), part.size(), grpc::Slice::STATIC_SLICE);
+  }
+  grpc::ByteBuffer buffer(slices.data(), slices.size());
+  const auto message = door::MessageSlices::From(&buffer);
+  ASSERT_TRUE(message.ok()) << message.status();
+  const std::vector<ByteSpan>& pieces = (*message)->bytes().pieces();
+  ASSERT_EQ(pieces.size(), cut.size());
+  for (size_t i = 0; i < cut.size(); ++i) {
+    EXPECT_EQ(PlaceIn(cut[i], pieces[i]), 0u) << i;
+    EXPECT_EQ(pieces[i].size(), cut[i].size()) << i;
+  }
+  const auto parsed = door::ParseUploadMessage((*message)->bytes());
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(parsed->segments.size(), trailer.encoded_bytes());
+  ASSERT_EQ(parsed->segments.pieces().size(), 3u);  // of all slices but the first and the last
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_TRUE(PlaceIn(cut[i + 1], parsed->segments.pieces()[i]).has_value()) << i;
+  }
+  // And so do they until they are folded.
+  aggregation::UpdateAssembler assembler(TestLayout(), *aggregation::ProveGrid({}), "a", 1,
+                                         trailer.encoded_bytes());
+  ASSERT_TRUE(assembler.Add(parsed->segments, *message)) << assembler.refusal().message;
+  const auto update = assembler.Finish(trailer.encoded_bytes(), trailer.crc32c());
+  ASSERT_NE(update, nullptr) << assembler.refusal().message;
+  ASSERT_EQ(update->segments().size(), segments.size());
+  for (const auto& segment : update->segments()) {
+    for (const ByteSpan piece : segment.payload.pieces()) {
+      EXPECT_TRUE(std::any_of(cut.begin(), cut.end(), [piece](const std::string& part) {
+        return PlaceIn(part, piece).has_value();
+      })) << segment.tensor;
+    }
+  }
 }
 
 // Each would cost more memory here than it has bytes.

@@ -188,6 +188,34 @@ INSTANTIATE_TEST_SUITE_P(All, OffenceTest, testing::ValuesIn(Offences()),
 INSTANTIATE_TEST_SUITE_P(Layouts, OffenceTest, testing::ValuesIn(LayoutOffences()),
                          [](const auto& info) { return info.param.name; });
 
+// The layout would allow it: only the budget, which honest updates fill to the byte, does not.
+TEST_F(NodeTest, AnUploadOfOneByteMoreThanTheBudgetIsRefusedAndLeavesTheOthersBitIdentical) {
+  const std::string expected = HonestHash();
+  const uint64_t budget = RawClient::Trailer(EncodeTest(1)).encoded_bytes();
+  ASSERT_EQ(RawClient::Trailer(EncodeTest(2)).encoded_bytes(), budget);
+  ASSERT_LE(budget + 1, aggregation::MaxEncodedBytes(*TestLayout()));
+  TestNode node(Config(absl::StrCat("[limits]\ninflight_bytes = ", budget, "\n")));
+  RawClient bad(node.endpoint(), "offender");
+  bad.AwaitJoined();
+  RawClient a(node.endpoint(), "a"), b(node.endpoint(), "b");
+  a.AwaitTask();
+  b.AwaitTask();
+  bad.AwaitTask();
+  const Segments segments = EncodeTest(3);
+  v1::UploadHeader header = bad.Header(segments);
+  header.set_encoded_bytes(budget + 1);
+  const v1::UploadResponse answer = bad.Upload(header, segments, RawClient::Trailer(segments));
+  EXPECT_EQ(answer.status(), v1::UploadResponse::REJECTED);
+  EXPECT_EQ(answer.reason(), "size");
+  EXPECT_THAT(answer.message(), testing::HasSubstr(absl::StrCat("1 to ", budget, " are allowed")));
+  EXPECT_EQ(a.Upload(EncodeTest(1)).status(), v1::UploadResponse::ACCEPTED);
+  EXPECT_EQ(b.Upload(EncodeTest(2)).status(), v1::UploadResponse::ACCEPTED);
+  const RoundReport report = node.Round(0);
+  EXPECT_TRUE(report.committed) << report.why_not;
+  EXPECT_EQ(report.collected.result.clients, 2u);
+  EXPECT_EQ(report.model_sha256, expected);
+}
+
 TEST_F(NodeTest, BitFlippedUploadIsAskedForAgainAndThenCounts) {
   const std::string expected = HonestHash();
   TestNode node(Config());
@@ -215,6 +243,9 @@ TEST_F(NodeTest, RoundWhoseEveryUpdateWasRefusedFailsCleanlyAndTheNextRuns) {
   const RoundReport failed = node.Round(0);
   EXPECT_FALSE(failed.committed);
   EXPECT_EQ(failed.collected.result.rejected.at("non_finite"), 2u);
+  EXPECT_THAT(ToJson(failed),
+              testing::AllOf(testing::HasSubstr("\"accepted\":0,"),
+                             testing::HasSubstr("\"rejected\":{\"non_finite\":2},")));
   const v1::Outcome outcome = a.AwaitOutcome();
   EXPECT_FALSE(outcome.committed());
   EXPECT_FALSE(outcome.included());

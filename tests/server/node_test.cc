@@ -154,6 +154,7 @@ TEST_F(NodeTest, UpdateForTheRoundBeforeIsStale) {
   const RoundReport report = node.Round(1);
   EXPECT_TRUE(report.committed);
   EXPECT_EQ(report.collected.result.late, 1u);
+  EXPECT_THAT(ToJson(report), testing::HasSubstr("\"late\":1,"));
 }
 
 // ---- Sessions

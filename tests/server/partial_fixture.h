@@ -143,7 +143,8 @@ inline std::vector<int64_t> PlainSum(const aggregation::ModelLayout& layout, int
 class ParentNode {
  public:
   ParentNode(aggregation::testing::LayoutPtr layout, const aggregation::Grid& grid,
-             FabricPair* fabrics, const LimitsConfig& limits)
+             FabricPair* fabrics, const LimitsConfig& limits,
+             double progress_timeout_s = TransportConfig().progress_timeout_s)
       : layout_(std::move(layout)), grid_(grid) {
     collector_ = std::make_unique<Collector>(
         &loop_, limits,
@@ -151,6 +152,7 @@ class ParentNode {
                              .closed = [this](CollectedRound round) { closed_.set_value(round); }});
     TransportConfig config;
     config.slots = kSlots;
+    config.progress_timeout_s = progress_timeout_s;
     auto tier = TierLinks::StartOver({fabrics->TakeParent(), fabrics->listen()}, config, "parent",
                                      collector_.get());
     EXPECT_TRUE(tier.ok()) << tier.status();
@@ -304,6 +306,8 @@ class ChildLife {
     forwarder_.UseLink(nullptr);
     end_ = nullptr;
   }
+  // Once the parent has ended the link, and what it said.
+  std::string AwaitEnd() { return end_->AwaitEnd(); }
   void Forward(const RackSum& rack) {
     v1::PartialSumHeader header;
     header.set_run("run");

@@ -42,11 +42,12 @@ const Racks& Made() {
 
 class PartialResume : public ::testing::TestWithParam<std::string> {
  protected:
-  explicit PartialResume(uint64_t inflight_bytes = uint64_t{1} << 30) {
+  explicit PartialResume(uint64_t inflight_bytes = uint64_t{1} << 30,
+                         double progress_timeout_s = TransportConfig().progress_timeout_s) {
     LimitsConfig limits;
     limits.fold_workers = kWorkers;
     limits.inflight_bytes = inflight_bytes;
-    parent_ = std::make_unique<ParentNode>(layout_, grid_, &fabrics_, limits);
+    parent_ = std::make_unique<ParentNode>(layout_, grid_, &fabrics_, limits, progress_timeout_s);
     parent_->Join("rack", 1);
     parent_->Join("other", 1);
     parent_->Begin();
@@ -235,6 +236,26 @@ TEST_P(PartialInTightMemory, HalfGivesWayToWhoWaitsForMemory) {
 }
 
 // MAX and FIRST tensors cannot be undone: their chunks are in the sum once all of it has come.
+class PartialThatStops : public PartialResume {
+ protected:
+  PartialThatStops() : PartialResume(uint64_t{1} << 30, /*progress_timeout_s=*/2) {}
+};
+
+// A child that is alive and has stopped sending in the middle.
+TEST_P(PartialThatStops, EndsItsLinkInWordsAndGoesOnOverTheNext) {
+  ChildLife rack(&fabrics_, parent_.get(), "rack", 1);
+  SendHalf(&rack, rack_sum_);
+  EXPECT_THAT(rack.AwaitEnd(), HasSubstr(absl::StrCat("stream 3 of \"rack\": data chunk ",
+                                                      kHalf + 1, " of 11 did not come within 2s")));
+  rack.Cut();
+  rack.Connect();
+  const absl::Status sent = rack.Forwarded();
+  EXPECT_TRUE(sent.ok()) << sent;
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, PartialThatStops, ::testing::Values("tcp"),
+                         [](const auto& info) { return info.param; });
+
 class PartialWithMaxTensors : public ::testing::Test {
  protected:
   PartialWithMaxTensors() {

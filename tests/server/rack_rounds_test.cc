@@ -1,8 +1,13 @@
 // A rack with rounds of its own, by raw clients: its numbers and outcomes, a rack that is started
 // again, and a client that moves while its rack is in the middle of them.
 #include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <limits>
 #include <map>
+#include <nlohmann/json.hpp>
 
+#include "compression/segment.h"
 #include "tests/server/node_fixture.h"
 
 namespace tributary::server {
@@ -142,6 +147,52 @@ TEST_F(RackRoundsTest, AClientThatMovesInTheMiddleCountsOnce) {
     EXPECT_EQ(outcome.included(), in) << id;
     EXPECT_EQ(outcome.reason().empty(), in) << id;
   }
+}
+
+// What docs/operations.md says of a line, at a rack: what it took in itself, and at the root what
+// came from below.
+TEST_F(RackRoundsTest, ARacksOwnFileCountsWhatItTookOfItsClientsAndWhatItRefused) {
+  TestNode root(Root(1, 0, 3));
+  const std::string file = dir_ / "rack-0-rounds.jsonl";
+  TestNode rack(absl::StrCat(Rack("rack-0", root), "[metrics]\nrounds_file = \"", file, "\"\n"));
+  RawClient bad(rack.endpoint(), "bad");
+  bad.AwaitJoined();
+  RawClient a(rack.endpoint(), "a"), b(rack.endpoint(), "b");
+  bad.AwaitTask();
+  Segments segments = EncodeTest(3);
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  std::memcpy(segments[0].data() + compression::SegmentHeader::kBytes, &nan, sizeof(nan));
+  EXPECT_EQ(bad.Upload(segments).status(), v1::UploadResponse::REJECTED);
+  Play(a, 1, 1);
+  Play(b, 1, 2);
+  EXPECT_TRUE(rack.Round(0).committed);
+  std::vector<nlohmann::json> lines;
+  std::ifstream in(file);
+  for (std::string line; std::getline(in, line);) lines.push_back(nlohmann::json::parse(line));
+  ASSERT_EQ(lines.size(), 1u);
+  const nlohmann::json& line = lines[0];
+  SCOPED_TRACE(line.dump());
+  EXPECT_EQ(line.at("run"), "test");
+  EXPECT_EQ(line.at("node"), "rack-0");
+  EXPECT_EQ(line.at("role"), "rack");
+  EXPECT_EQ(line.at("round"), 1);
+  EXPECT_EQ(line.at("committed"), true);
+  EXPECT_EQ(line.at("accepted"), 2);
+  EXPECT_EQ(line.at("weight"), 20);
+  EXPECT_EQ(line.at("late"), 0);
+  EXPECT_EQ(line.at("rejected"), (nlohmann::json{{"non_finite", 1}}));
+  EXPECT_EQ(line.at("children"), 2);
+  EXPECT_EQ(line.at("transport"), "tcp");
+  const uint64_t bytes = RawClient::Trailer(EncodeTest(1)).encoded_bytes() +
+                         RawClient::Trailer(EncodeTest(2)).encoded_bytes();
+  EXPECT_EQ(line.at("bytes").at("from_clients"), bytes);
+  EXPECT_EQ(line.at("bytes").at("from_aggregators"), 0);
+  EXPECT_EQ(line.at("bytes").at("updates_below"), bytes);
+  const auto above = nlohmann::json::parse(ToJson(root.Round(0)));
+  EXPECT_EQ(above.at("accepted"), 2);
+  EXPECT_EQ(above.at("rejected"), line.at("rejected"));
+  EXPECT_EQ(above.at("bytes").at("from_clients"), 0);
+  EXPECT_EQ(above.at("bytes").at("updates_below"), bytes);
 }
 
 }  // namespace

@@ -9,12 +9,14 @@
 #include <string>
 #include <vector>
 
+#include "absl/synchronization/notification.h"
 #include "aggregation/layout.h"
 #include "base/deadline.h"
 #include "server/fabrics.h"
 #include "server/tier_stream.h"
 #include "tests/server/lent_fabric.h"
 #include "tests/transport/harness.h"
+#include "transport/rdma/memlock.h"
 
 namespace tributary::server {
 namespace {
@@ -59,17 +61,34 @@ TEST(LinkPlaces, NothingIsTakenWhereTheKindIsNotOffered) {
   EXPECT_EQ(PlaceToTake("auto", {}, "10.0.0.9"), "");
 }
 
-// Takes no partial sums: these tests are about models going down.
+// Takes no partial sums: these tests are about models going down. One that is not refused waits for
+// ever for the answer.
 class NoPartials final : public TierHandler {
  public:
   void OnPartialStart(std::shared_ptr<IncomingPartial> partial) override {
-    partial->Refuse("none is taken here");
+    if (refuse) return partial->Refuse("none is taken here");
+    started.Notify();
   }
   void OnPartialComplete(std::shared_ptr<IncomingPartial>) override {}
-  void OnPartialBroken(std::shared_ptr<IncomingPartial>, absl::Status) override {}
+  void OnPartialBroken(std::shared_ptr<IncomingPartial>, absl::Status) override {
+    if (refuse) return;
+    broken.Notify();
+    may_end.WaitForNotification();
+  }
   void OnPartialBad(const std::string&, uint64_t, std::shared_ptr<IncomingPartial>,
                     absl::Status) override {}
+
+  bool refuse = true;  // set before the first link; where false, for one partial sum:
+  absl::Notification started, broken;
+  absl::Notification may_end;  // lets OnPartialBroken return
 };
+
+std::shared_ptr<const ModelVersion> Model(uint64_t version) {
+  auto layout = aggregation::ModelLayout::Create(
+      {{"w", {3}, aggregation::DType::kF32, aggregation::Policy::kMean}});
+  return ModelVersion::Make(version, *layout,
+                            std::vector<uint8_t>(12, static_cast<uint8_t>(version)));
+}
 
 class TierLinksOver : public ::testing::TestWithParam<std::string> {
  protected:
@@ -108,12 +127,6 @@ class TierLinksOver : public ::testing::TestWithParam<std::string> {
   }
   void SendModel(uint64_t epoch, uint64_t version = 1) {
     links_->SendModel("rack", epoch, Model(version));
-  }
-  static std::shared_ptr<const ModelVersion> Model(uint64_t version) {
-    auto layout = aggregation::ModelLayout::Create(
-        {{"w", {3}, aggregation::DType::kF32, aggregation::Policy::kMean}});
-    return ModelVersion::Make(version, *layout,
-                              std::vector<uint8_t>(12, static_cast<uint8_t>(version)));
   }
   // The version of the model that comes next, its bytes read.
   static uint64_t NextModel(transport::Link& link) {
@@ -224,6 +237,56 @@ TEST_P(TierLinksOver, AfterItsSessionTheLinksOfAChildAreDropped) {
   while (ended.ok()) ended = link->Receive(Soon()).status();
   auto late = Connect(1);
   EXPECT_EQ(late->Receive(Soon()).status().code(), absl::StatusCode::kUnavailable);
+}
+
+// The old link's last word is late, and meanwhile the session ends: the new link is nobody's.
+TEST_P(TierLinksOver, ALinkWhoseSessionEndsWhileItIsTakenInIsDropped) {
+  handler_.refuse = false;
+  links_->Expect("rack", 1);
+  auto old = Connect(1);
+  v1::PartialSumHeader header;
+  header.set_id("rack");
+  header.set_epoch(1);
+  ASSERT_TRUE(SendStreamHeader(*old, PartialStreamId(0), header.SerializeAsString(), 1,
+                               {absl::Seconds(30), [] { return false; }})
+                  .ok());
+  ASSERT_TRUE(handler_.started.WaitForNotificationWithTimeout(absl::Seconds(30)));
+  auto fresh = Connect(1);
+  ASSERT_TRUE(handler_.broken.WaitForNotificationWithTimeout(absl::Seconds(30)));
+  links_->Drop("rack", 1);
+  handler_.may_end.Notify();
+  const absl::Status ended = fresh->Receive(Soon()).status();
+  EXPECT_EQ(ended.code(), absl::StatusCode::kUnavailable) << ended;
+}
+
+// One dead child must not keep itself out: its next link is made of the memory of the last.
+TEST(TierLinksArena, AChildWhoseLinkEndedComesBackWhereTheArenaHoldsOneLinkOnly) {
+  NoPartials handler;
+  TransportConfig config;
+  config.kind = "roce";
+  const auto verbs = transport::MakeRoceHarness(
+      transport::rdma::LinkArenaBytes(config.slots, transport::LinkOptions().chunk_bytes));
+  auto links = TierLinks::StartOver({std::make_unique<LentFabric>(&verbs->server()), "127.0.0.1:0"},
+                                    config, "root", &handler);
+  ASSERT_TRUE(links.ok()) << links.status();
+  (*links)->Expect("rack", 1);
+  v1::TierHello hello;
+  hello.set_id("rack");
+  hello.set_epoch(1);
+  transport::LinkOptions options;
+  options.name = "rack";
+  options.hello = hello.SerializeAsString();
+  const std::string place = PlaceToTake("roce", (*links)->places(), "127.0.0.1");
+  for (int life = 0; life < 3; ++life) {
+    // As a rack tries: the parent may not have noticed the end yet.
+    const Deadline deadline = Soon();
+    auto link = verbs->client().Connect(place, options);
+    while (!link.ok() && !deadline.Expired()) link = verbs->client().Connect(place, options);
+    ASSERT_TRUE(link.ok()) << "life " << life << ": " << link.status();
+    (*links)->SendModel("rack", 1, Model(static_cast<uint64_t>(life) + 1));
+    ASSERT_TRUE((*link)->Receive(Soon()).ok());  // it is taken in
+    (*link)->Cancel("the test cuts it");
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, TierLinksOver, ::testing::ValuesIn(TransportKinds()),

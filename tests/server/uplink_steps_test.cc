@@ -7,6 +7,7 @@
 
 #include "server/model_stream.h"
 #include "tests/server/held_parent.h"
+#include "transport/tcp.h"
 
 namespace tributary::server {
 namespace {
@@ -51,8 +52,9 @@ class Child final : public DeafChild {
 TEST(UplinkStepsTest, StepsThatLeadElsewhereMakeTheRackJoinAnewHoldingNothing) {
   HeldParent parent(Layout());
   Child child;
-  const auto uplink = Uplink::Start(
-      {.id = "rack", .epoch = 1, .parents = {parent.endpoint()}, .transport = {}}, &child);
+  const auto uplink =
+      Uplink::Start({.id = "rack", .epoch = 1, .parents = {parent.endpoint()}, .transport = {}},
+                    transport::MakeTcpFabric(), &child);
   const auto publisher = *Publisher::Create({.downlink = "int8"}, 5);
   const auto zero = Exact(0), one = publisher->Publish(Exact(1), *zero),
              two = publisher->Publish(Exact(2), *one);

@@ -10,8 +10,10 @@
 #include "base/philox.h"
 #include "server/partial_digest.h"
 #include "server/tier_stream.h"
+#include "tests/server/held.h"
 #include "tests/server/held_parent.h"
 #include "tests/server/node_fixture.h"
+#include "transport/tcp.h"
 
 namespace tributary::server {
 namespace {
@@ -56,8 +58,9 @@ class UplinkTest : public testing::Test {
   UplinkTest() {
     sum_ = *aggregation::ExactAccumulator::Create(Layout(), *aggregation::ProveGrid({}));
     FillSum();
-    uplink_ = Uplink::Start(
-        {.id = "rack", .epoch = 1, .parents = {parent_.endpoint()}, .transport = {}}, &child_);
+    uplink_ =
+        Uplink::Start({.id = "rack", .epoch = 1, .parents = {parent_.endpoint()}, .transport = {}},
+                      transport::MakeTcpFabric(), &child_);
   }
   // One update of random floats: blocks of the widths that a round has.
   void FillSum() {
@@ -197,6 +200,52 @@ absl::StatusOr<transport::Chunk> Begin(transport::Link& link) {
   return link.Receive(Deadline::After(kPatience));
 }
 
+// A parent that is alive, has begun to send a model, and sends no more of it.
+TEST_F(UplinkTest, AModelThatStopsInTheMiddleEndsTheLinkInWordsAndAnIdleLinkStays) {
+  uplink_.reset();
+  TransportConfig transport;
+  transport.progress_timeout_s = 0.2;
+  uplink_ = Uplink::Start(
+      {.id = "rack", .epoch = 2, .parents = {parent_.endpoint()}, .transport = transport},
+      transport::MakeTcpFabric(), &child_);
+  std::unique_ptr<transport::Link> link;
+  v1::TierHello hello;
+  while (hello.epoch() != 2) {  // the first is the fixture's child's
+    link = parent_.Accept();
+    ASSERT_TRUE(link != nullptr && hello.ParseFromString(link->hello()));
+  }
+  const auto alive = [&] {
+    return absl::IsDeadlineExceeded(link->Receive(Deadline::After(absl::Seconds(1))).status());
+  };
+  EXPECT_TRUE(alive()) << "between streams it may be idle";
+  const auto model = ZeroModel(Layout());
+  v1::ModelStreamHeader header;
+  header.set_version(model->version);
+  header.set_sha256(model->sha256);
+  header.set_bytes(model->bytes.size());
+  header.set_layout_hash(Layout()->hash());
+  const uint64_t chunks = (model->bytes.size() + kModelChunkBytes - 1) / kModelChunkBytes;
+  const StreamPace pace{kPatience, [] { return false; }};
+  const auto shape =
+      SendStreamHeader(*link, ModelStreamId(0), header.SerializeAsString(), chunks, pace);
+  ASSERT_TRUE(shape.ok()) << shape.status();
+  EXPECT_TRUE(alive()) << "its data has not begun";
+  uint64_t sent = 0;
+  const absl::Status stopped = SendStreamData(*link, *shape, 0,
+                                              [](uint64_t, uint8_t* data) {
+                                                std::memset(data, 0, kModelChunkBytes);
+                                                return kModelChunkBytes;
+                                              },
+                                              {kPatience, [&] { return sent++ == 1; }});
+  EXPECT_TRUE(absl::IsCancelled(stopped)) << stopped;
+  const absl::Status ended = link->Receive(Deadline::After(kPatience)).status();
+  EXPECT_EQ(ended.code(), absl::StatusCode::kUnavailable) << ended;
+  EXPECT_NE(ended.message().find(absl::StrCat("stream 0 of \"parent\": data chunk 2 of ", chunks,
+                                              " did not come within 200ms")),
+            std::string::npos)
+      << ended;
+}
+
 // A stopped process: its machine takes in what fits into its windows, and then nothing more.
 TEST_F(UplinkTest, AParentThatDoesNotReadHoldsUpNobodyAndIsToldAllInItsOrderLater) {
   const auto link = parent_.Accept();  // the child has joined
@@ -320,6 +369,7 @@ TEST_F(UplinkTest, SendsAllWhereTheParentHasChunksOfAnotherSum) {
   const auto all = ReadAll(*link, &header, have);
   ASSERT_EQ(all.size(), sum_->chunk_count());
   EXPECT_EQ(all.front(), Packed(0));
+  EXPECT_TRUE(child_.Await([&] { return child_.forwarded_ == std::vector<uint64_t>{1}; }));
 }
 
 TEST_F(UplinkTest, ARefusalEndsTheForwardAndIsNotTriedAgain) {
@@ -343,6 +393,7 @@ TEST_F(UplinkTest, ARefusalEndsTheForwardAndIsNotTriedAgain) {
   uplink_->Forward(Header(2), sum_.get());
   EXPECT_EQ(ReadAll(*link, &header).size(), sum_->chunk_count());
   EXPECT_EQ(header.round(), 2u);
+  EXPECT_TRUE(child_.Await([&] { return child_.forwarded_ == std::vector<uint64_t>{1, 2}; }));
 }
 
 }  // namespace

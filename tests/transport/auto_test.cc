@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tests/transport/harness.h"
+#include "tests/transport/log_capture.h"
 #include "tests/transport/silent_listener.h"
 #include "transport/auto.h"
 #include "transport/tcp.h"
@@ -151,9 +152,19 @@ void ExpectLinkOver(Fabric& server, Fabric& client, const std::string& transport
 TEST(AutoFabric, TakesSharedMemoryOnOneHostAndTcpOtherwise) {
   auto here = MakeAutoFabric(Candidates(true));
   auto elsewhere = MakeAutoFabric(Candidates(false));
-  ExpectLinkOver(*here, *here, "shm");
-  ExpectLinkOver(*here, *elsewhere, "tcp");
-  ExpectLinkOver(*elsewhere, *here, "tcp");
+  const auto said = [](Fabric& server, Fabric& client, const std::string& transport) {
+    const LogCapture log;
+    ExpectLinkOver(server, client, transport);
+    return log.text();
+  };
+  EXPECT_THAT(said(*here, *here, "shm"), AllOf(HasSubstr("auto: link over shm to @"),
+                                               HasSubstr("(tcp: fits too, ranks lower)")));
+  for (const auto& [server, client] :
+       {std::pair(here.get(), elsewhere.get()), std::pair(elsewhere.get(), here.get())}) {
+    EXPECT_THAT(said(*server, *client, "tcp"),
+                AllOf(HasSubstr("auto: link over tcp to 127.0.0.1:"),
+                      HasSubstr("(shm: another machine (boot ids differ))")));
+  }
 }
 
 TEST(AutoFabric, GoesOnToTheNextWhereTheBestDoesNotAnswer) {

@@ -96,9 +96,10 @@ roce::Libraries LibrariesOf(std::shared_ptr<roce::VerbsApi> verbs) {
 
 class RoceHarness final : public Harness {
  public:
-  RoceHarness() : verbs_(std::make_shared<roce::FakeVerbs>()), tcp_(false) {
+  explicit RoceHarness(size_t arena_bytes)
+      : verbs_(std::make_shared<roce::FakeVerbs>()), tcp_(false) {
     RoceOptions options;
-    options.arena_bytes = size_t{64} << 20;  // as pages are touched
+    options.arena_bytes = arena_bytes;
     for (auto* fabric : {&server_, &client_}) {
       auto made = roce::MakeFabricOver(LibrariesOf(verbs_), options, {.bytes = 0, .exempt = true});
       if (!made.ok()) std::abort();
@@ -168,7 +169,9 @@ std::unique_ptr<Harness> MakeTcpHarness() { return std::make_unique<TcpHarness>(
 std::unique_ptr<Harness> MakeDecoratedTcpHarness() { return std::make_unique<TcpHarness>(true); }
 std::unique_ptr<Harness> MakeShmHarness() { return std::make_unique<ShmHarness>(); }
 std::unique_ptr<Harness> MakeAutoHarness() { return std::make_unique<AutoHarness>(); }
-std::unique_ptr<Harness> MakeRoceHarness() { return std::make_unique<RoceHarness>(); }
+std::unique_ptr<Harness> MakeRoceHarness(size_t arena_bytes) {
+  return std::make_unique<RoceHarness>(arena_bytes);
+}
 std::unique_ptr<Harness> MakeSimHarness() { return std::make_unique<SimHarness>(); }
 
 std::vector<std::string> FabricsUnderTest() {

@@ -61,7 +61,9 @@ std::unique_ptr<Harness> MakeTcpHarness();
 std::unique_ptr<Harness> MakeDecoratedTcpHarness();
 std::unique_ptr<Harness> MakeShmHarness();
 std::unique_ptr<Harness> MakeAutoHarness();
-std::unique_ptr<Harness> MakeRoceHarness();  // over fake verbs, whose account is checked at its end
+// Over fake verbs, whose account is checked at its end; the arena of each side, as pages are
+// touched.
+std::unique_ptr<Harness> MakeRoceHarness(size_t arena_bytes = size_t{64} << 20);
 std::unique_ptr<Harness> MakeSimHarness();
 
 // Options small enough for thousands of chunks a second under a sanitizer.

@@ -2,8 +2,13 @@
 // strangers at its door.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
 
+#include <filesystem>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -44,6 +49,41 @@ class Liveness : public ::testing::TestWithParam<std::string> {
   const std::unique_ptr<Fabric> fabric_ = GetParam() == "shm" ? MakeShmFabric() : MakeTcpFabric();
 };
 
+// TCP_USER_TIMEOUT of all of this process's sockets that have one, in milliseconds.
+std::set<int> UserTimeouts() {
+  std::set<int> out;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    int millis = 0;
+    socklen_t length = sizeof(millis);
+    const int fd = std::stoi(entry.path().filename().string());
+    if (getsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &millis, &length) == 0 && millis > 0)
+      out.insert(millis);
+  }
+  return out;
+}
+
+// The kernel must not end a control socket before the limit of silence, which goes by the slower
+// heart of the two.
+TEST(ControlSocket, IsKeptByTheKernelAsLongAsTheSlowerSidesHeartbeatMayBeSilent) {
+  for (const char* fabric : {"tcp", "roce"}) {
+    SCOPED_TRACE(fabric);
+    const auto harness = MakeHarness(fabric);
+    LinkOptions quick = SmallOptions("server"), slow = SmallOptions("client");
+    quick.heartbeat = absl::Seconds(1);
+    slow.heartbeat = absl::Seconds(3);
+    quick.progress_timeout = slow.progress_timeout = absl::Seconds(61);
+    auto listener = harness->server().Listen(harness->listen_address(), quick);
+    ASSERT_TRUE(listener.ok()) << listener.status();
+    const auto client = harness->client().Connect((*listener)->address(), slow);
+    ASSERT_TRUE(client.ok()) << client.status();
+    const auto server = (*listener)->Accept(Soon());
+    ASSERT_TRUE(server.ok()) << server.status();
+    std::set<int> timeouts = UserTimeouts();
+    timeouts.erase(61'000);  // lanes
+    EXPECT_EQ(timeouts, std::set<int>{15'000});
+  }
+}
+
 TEST_P(Liveness, KilledPeerIsNoticedAtOnceInTheMiddleOfAStream) {
   auto listener = ListenHere(SmallOptions("server"));
   PeerProcess peer(GetParam(), listener->address(), 1000);
@@ -55,6 +95,18 @@ TEST_P(Liveness, KilledPeerIsNoticedAtOnceInTheMiddleOfAStream) {
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("peer \"peer process\""));
   EXPECT_FALSE(grace.Expired());  // the limit of heartbeats; it needs none
+}
+
+TEST_P(Liveness, KilledPeerIsNoticedAtOnceBeforeItsFirstChunk) {
+  auto listener = ListenHere(SmallOptions("server"));
+  PeerProcess peer(GetParam(), listener->address(), 1000, /*idle=*/true);
+  auto link = AcceptFrom(*listener);
+  const Deadline grace = Deadline::After(absl::Seconds(5));
+  peer.Signal(SIGKILL);
+  const absl::Status status = link->Receive(Soon()).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("peer \"peer process\""));
+  EXPECT_FALSE(grace.Expired());
 }
 
 TEST_P(Liveness, KilledPeerIsNoticedBySomebodyWhoSends) {
@@ -183,8 +235,8 @@ class LivenessAccount : public Liveness {
     options.heartbeats_missed = 6;
     return options;
   }
-  PeerProcess Peer(const Listener& listener) const {
-    return PeerProcess(GetParam(), listener.address(), 50);
+  PeerProcess Peer(const Listener& listener, bool idle = false) const {
+    return PeerProcess(GetParam(), listener.address(), 50, idle);
   }
   static void Take(Link& link, int chunks) {
     for (int i = 0; i < chunks; ++i) ASSERT_TRUE(link.Receive(Soon()).ok());
@@ -202,6 +254,12 @@ class LivenessAccount : public Liveness {
     const auto link = AcceptFrom(*patient_);
     peer.Signal(SIGKILL);
     EXPECT_TRUE(absl::IsUnavailable(ReceiveUntilError(*link)));
+  }
+  void KilledBeforeItsFirstChunk() {
+    const PeerProcess peer = Peer(*patient_, /*idle=*/true);
+    const auto link = AcceptFrom(*patient_);
+    peer.Signal(SIGKILL);
+    EXPECT_TRUE(absl::IsUnavailable(link->Receive(Soon()).status()));
   }
   void GoneHalfWayIntoItsHello() {
     const std::string hello =
@@ -283,6 +341,7 @@ TEST_P(LivenessAccount, NoFaultLeavesDescriptorsOrMemoryBehind) {
   const std::pair<const char*, void (Self::*)()> faults[] = {
       {"killed mid-stream", &Self::KilledMidStream},
       {"killed before its first chunk was taken", &Self::KilledBeforeItsFirstChunkWasTaken},
+      {"killed before its first chunk", &Self::KilledBeforeItsFirstChunk},
       {"gone half-way into its hello", &Self::GoneHalfWayIntoItsHello},
       {"stopped for longer than the grace", &Self::StoppedForLonger},
       {"stopped for less", &Self::StoppedForLess},

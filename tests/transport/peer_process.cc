@@ -1,5 +1,5 @@
-// A peer as a process of its own: connects to ADDRESS and sends chunks for ever.
-// usage: transport_peer tcp|shm ADDRESS HEARTBEAT_MS
+// A peer as a process of its own: connects to ADDRESS and sends chunks for ever, or none at all.
+// usage: transport_peer tcp|shm ADDRESS HEARTBEAT_MS sends|idle
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -11,7 +11,7 @@
 
 int main(int argc, char** argv) {
   using namespace tributary::transport;
-  if (argc != 4) return 2;
+  if (argc != 5) return 2;
   auto fabric = std::strcmp(argv[1], "shm") == 0 ? MakeShmFabric() : MakeTcpFabric();
   LinkOptions options = SmallOptions("peer process");
   options.heartbeat = absl::Milliseconds(std::atoi(argv[3]));
@@ -19,6 +19,10 @@ int main(int argc, char** argv) {
   if (!link.ok()) {
     std::fprintf(stderr, "%s\n", std::string(link.status().message()).c_str());
     return 1;
+  }
+  if (std::strcmp(argv[4], "idle") == 0) {
+    // Until the link ends: nobody sends to it.
+    return (*link)->Receive(tributary::Deadline::Infinite()).ok() ? 1 : 0;
   }
   for (uint64_t i = 0;; ++i) {
     auto chunk = (*link)->Borrow(tributary::Deadline::Infinite());

@@ -16,14 +16,16 @@ extern char** environ;
 namespace tributary::transport {
 
 // Runs the helper `transport_peer`, which connects to a listener of this kind and sends chunks,
-// their number in tag.index, for ever.
+// their number in tag.index, for ever; `idle`: none.
 class PeerProcess {
  public:
-  PeerProcess(std::string kind, std::string address, int heartbeat_ms) {
+  PeerProcess(std::string kind, std::string address, int heartbeat_ms, bool idle = false) {
     std::string program =
         (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "transport_peer").string();
     std::string beat = absl::StrCat(heartbeat_ms);
-    char* arguments[] = {program.data(), kind.data(), address.data(), beat.data(), nullptr};
+    std::string does = idle ? "idle" : "sends";
+    char* arguments[] = {program.data(), kind.data(), address.data(),
+                         beat.data(),    does.data(), nullptr};
     EXPECT_EQ(posix_spawn(&pid_, program.c_str(), nullptr, nullptr, arguments, environ), 0);
   }
   PeerProcess(const PeerProcess&) = delete;

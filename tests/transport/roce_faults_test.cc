@@ -3,11 +3,13 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -16,8 +18,10 @@
 #include "base/checksum.h"
 #include "tests/transport/account.h"
 #include "tests/transport/roce_fixture.h"
+#include "tests/transport/silent_listener.h"
 #include "transport/internal/frame.h"
 #include "transport/internal/hello.h"
+#include "transport/roce/core.h"
 #include "transport/roce/endpoint.h"
 #include "transport/roce/set_up.h"
 #include "transport/tcp.h"
@@ -134,25 +138,6 @@ internal::Fd Greet(const Listener& listener) {
   return std::move(sockets->control);
 }
 
-// A port of this machine at which connections are made and nothing is ever said.
-class SilentPort {
- public:
-  SilentPort() {
-    fd_ = internal::Fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    EXPECT_EQ(listen(fd_.get(), 4), 0);  // unbound: any address, any port
-  }
-  std::string address() const {
-    sockaddr_in here{};
-    socklen_t length = sizeof(here);
-    getsockname(fd_.get(), reinterpret_cast<sockaddr*>(&here), &length);
-    return absl::StrCat("127.0.0.1:", ntohs(here.sin_port));
-  }
-  int fd() const { return fd_.get(); }
-
- private:
-  internal::Fd fd_;
-};
-
 TEST_F(Roce, ConnectEndsAtItsTimeoutWhereverThePeerFallsSilent) {
   ASSERT_EQ(Open(), absl::OkStatus());
   const size_t live = verbs_->live_objects();
@@ -180,6 +165,63 @@ TEST_F(Roce, ConnectEndsAtItsTimeoutWhereverThePeerFallsSilent) {
   peer.join();
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
   EXPECT_EQ(verbs_->live_objects(), live);
+}
+
+// Both ends of a connection over loopback, as after the hellos.
+struct GreetedPair {
+  explicit GreetedPair(const LinkOptions& options) {
+    const SilentPort port;
+    const auto address = tcp::Resolve(port.address(), /*to_listen=*/false);
+    auto connected = tcp::ConnectTo(address->front(), Soon());
+    EXPECT_TRUE(connected.ok()) << connected.status();
+    ends[0].control = std::move(connected).value();
+    ends[1].control =
+        internal::Fd(accept4(port.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    for (internal::ReadySockets& end : ends) {
+      end.hellos.ours = internal::ControlHello(options, std::string(16, 'i'), 1);
+      end.hellos.theirs = end.hellos.ours;
+    }
+  }
+  internal::ReadySockets ends[2];
+};
+
+// A chunk that came behind the peer's probes is a completion that somebody must count, or the end
+// of the wire waits for it.
+TEST_F(Roce, ALinkThatCannotStartAccountsForWhatCameBeforeIt) {
+  libraries_.verbs = verbs_;
+  auto node = roce::RoceNode::Open(libraries_, SmallArena(), kExempt);
+  ASSERT_TRUE(node.ok()) << node.status();
+  LinkOptions options = SmallOptions("rack");
+  options.lanes = 1;
+  GreetedPair sockets(options);
+  std::optional<absl::StatusOr<roce::ReadyWire>> theirs;
+  std::thread peer(
+      [&] { theirs.emplace(roce::SetUpWire(**node, sockets.ends[0], options, Soon())); });
+  auto ours = roce::SetUpWire(**node, sockets.ends[1], options, Soon());
+  peer.join();
+  ASSERT_TRUE(ours.ok() && theirs->ok()) << ours.status() << theirs->status();
+  ASSERT_TRUE((*theirs)->wire->queue_pairs()[0]->PostGrant(0, /*signalled=*/true).ok());
+  ibv_wc completion{};
+  pollfd entry{.fd = ours->wire->fd(), .events = POLLIN, .revents = 0};
+  while (true) {
+    ASSERT_TRUE(ours->wire->Arm().ok());
+    if (*ours->wire->Poll({&completion, 1}) == 1) break;
+    ASSERT_EQ(poll(&entry, 1, 30'000), 1);
+    ours->wire->AckEvents();
+  }
+  ours->early.push_back(completion);
+
+  const LogCapture log;
+  rlimit files{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &files), 0);
+  rlimit none = files;
+  none.rlim_cur = 3;  // more than any poll here waits for
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  const absl::Status started =
+      roce::RoceCore::Start(*std::move(ours), std::move(sockets.ends[1]), options, {}).status();
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &files), 0);
+  EXPECT_THAT(Words(started), HasSubstr("Too many open files"));
+  EXPECT_THAT(log.text(), Not(HasSubstr("were not given back")));
 }
 
 TEST_F(Roce, PeersThatSaySomethingElseAfterTheHelloAreRefusedAndHoldUpNobody) {
@@ -330,6 +372,38 @@ std::pair<internal::ReadySockets, internal::ReadySockets> GreetedPair(const Link
   one.hellos.theirs = internal::ControlHello(options, one.hellos.ours.link_id(), 2);
   other.hellos = {.ours = one.hellos.theirs, .theirs = one.hellos.ours};
   return {std::move(one), std::move(other)};
+}
+
+TEST_F(Roce, WhicheverVerbFailsInASetUpBothSidesAreTold) {
+  libraries_.verbs = verbs_;
+  const auto node = roce::RoceNode::Open(libraries_, SmallArena(), kExempt);
+  ASSERT_TRUE(node.ok()) << node.status();
+  const LinkOptions options = SmallOptions("rack");
+  const size_t live = verbs_->live_objects();
+  const std::pair<const char*, int> steps[] = {
+      {"QueryGidTable", 1}, {"QueryPort", 1}, {"CreateCompChannel", 1}, {"CreateCq", 1},
+      {"CreateCq", 2},      {"CreateQp", 1},  {"CreateQp", 6},          {"ModifyQp", 1},
+      {"ModifyQp", 7},      {"ModifyQp", 18}, {"PostRecv", 1},          {"PostSend", 1}};
+  for (const auto& [verb, nth] : steps) {
+    SCOPED_TRACE(absl::StrCat(verb, " ", nth));
+    auto [one, other] = GreetedPair(options);
+    verbs_->FailCall(verb, nth, ENOMEM);
+    absl::Status said[2];
+    const auto set_up = [&](internal::ReadySockets sockets, absl::Status* status) {
+      *status =
+          roce::SetUpWire(**node, sockets, options, Deadline::After(absl::Seconds(30))).status();
+    };
+    std::thread peer([&, moved = std::make_shared<internal::ReadySockets>(std::move(other))] {
+      set_up(std::move(*moved), &said[1]);
+    });
+    set_up(std::move(one), &said[0]);
+    peer.join();
+    for (const absl::Status& status : said) {
+      EXPECT_FALSE(status.ok());
+      EXPECT_THAT(Words(status), HasSubstr("Cannot allocate memory"));
+    }
+    EXPECT_EQ(verbs_->live_objects(), live);
+  }
 }
 
 TEST_F(Roce, PathThatDropsLargePacketsIsNamedOnBothSidesWhicheverFindsItFirst) {

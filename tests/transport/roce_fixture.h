@@ -4,17 +4,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <spdlog/sinks/ostream_sink.h>
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
 #include <cstring>
 #include <memory>
-#include <sstream>
 #include <string>
 
 #include "tests/transport/fake_verbs.h"
 #include "tests/transport/harness.h"
+#include "tests/transport/log_capture.h"
 #include "transport/rdma/memlock.h"
 #include "transport/roce.h"
 #include "transport/roce/node.h"
@@ -34,24 +31,6 @@ inline RoceOptions SmallArena() {
   options.arena_bytes = size_t{64} << 20;
   return options;
 }
-
-// What is logged while it lives.
-class LogCapture {
- public:
-  LogCapture() : before_(spdlog::default_logger()) {
-    spdlog::set_default_logger(std::make_shared<spdlog::logger>(
-        "", std::make_shared<spdlog::sinks::ostream_sink_mt>(text_)));
-  }
-  ~LogCapture() { spdlog::set_default_logger(before_); }
-  std::string text() const {
-    spdlog::default_logger()->flush();
-    return text_.str();
-  }
-
- private:
-  std::ostringstream text_;
-  std::shared_ptr<spdlog::logger> before_;
-};
 
 // A fabric over one fake device, and a link from it to itself.
 class Roce : public ::testing::Test {

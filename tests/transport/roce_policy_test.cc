@@ -2,6 +2,7 @@
 #include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <fstream>
@@ -13,6 +14,7 @@
 #include "transport/internal/hello.h"
 #include "transport/roce/completion_error.h"
 #include "transport/roce/endpoint.h"
+#include "transport/roce/library.h"
 #include "transport/roce/place.h"
 #include "transport/roce/plan.h"
 
@@ -83,6 +85,48 @@ TEST(RocePlace, IsThePortWithTheAddressAndItsEntryOfVersion2) {
   place = roce::PickPlace(tables, wish);
   ASSERT_TRUE(place.ok()) << place.status();
   EXPECT_EQ(place->device, 2u);
+}
+
+TEST(RoceReach, IsTheNetworksOfUsableGidsWithinWhatTheConfigLeavesOpen) {
+  const std::vector<ibv_gid_entry> entries = {Gid(1, 0, "fe80::1", IBV_GID_TYPE_ROCE_V1),
+                                              Gid(1, 1, "::ffff:10.0.0.5", IBV_GID_TYPE_ROCE_V1),
+                                              Gid(1, 2, "::ffff:10.0.0.5", IBV_GID_TYPE_ROCE_V2),
+                                              Gid(2, 0, "fe80::5", IBV_GID_TYPE_ROCE_V2),
+                                              Gid(2, 1, "fd00::5", IBV_GID_TYPE_ROCE_V2),
+                                              Gid(3, 0, "fe80::7", IBV_GID_TYPE_IB)};
+  const auto tables = roce::PortTables(0, "mlx5_0", entries);
+  EXPECT_EQ(roce::ReachOf(tables, {}), "ethernet/ipv4 ethernet/ipv6 infiniband/fe80000000000000");
+  roce::PlaceWish second;
+  second.port = 2;
+  EXPECT_EQ(roce::ReachOf(tables, second), "ethernet/ipv6");
+  roce::PlaceWish entry;
+  entry.port = 1;
+  entry.index = 2;
+  EXPECT_EQ(roce::ReachOf(tables, entry), "ethernet/ipv4");
+  entry.port = 9;
+  EXPECT_EQ(roce::ReachOf(tables, entry), "");
+  EXPECT_EQ(roce::ReachOf({}, {}), "");
+}
+
+TEST(RoceReach, FitsWhereANetworkIsInCommonWhicheverSideAsks) {
+  const std::string v4 = "ethernet/ipv4";
+  const std::string v6 = "ethernet/ipv6";
+  const std::string both = "ethernet/ipv4 ethernet/ipv6";
+  const std::string ib = "infiniband/fe80000000000000";
+  const std::string other_ib = "infiniband/fe80000000000001";
+  const struct {
+    std::string one, other;
+    bool fits;
+  } rows[] = {{v4, v4, true}, {v4, both, true},      {v4, v6, false},           {both, ib, false},
+              {ib, ib, true}, {ib, other_ib, false}, {v6 + " " + ib, ib, true}, {"", v4, true},
+              {"", "", true}};
+  for (const auto& [one, other, fits] : rows) {
+    EXPECT_EQ(roce::ReachFits(one, other).ok(), fits) << one << " | " << other;
+    EXPECT_EQ(roce::ReachFits(other, one).ok(), fits) << one << " | " << other;
+  }
+  const absl::Status apart = roce::ReachFits(v4, ib);
+  EXPECT_EQ(apart.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(Words(apart), HasSubstr("ethernet/ipv4 on this side, infiniband/"));
 }
 
 TEST(RocePlan, ReceiveQueuesHoldAllThatThePeerMaySendAndClampsAreEven) {
@@ -173,6 +217,30 @@ TEST(RoceEndpoint, BytesOfVersionOneNeverChange) {
   EXPECT_EQ(
       internal::EncodeHello(*hello) + roce::EncodeSetUp(*set_up) + roce::EncodeSetUp(*connected),
       golden);
+}
+
+TEST(RoceLibrary, OneThatIsNotThereIsAnErrorAndNoCrash) {
+  roce::Library library("libtributary-no-such.so.1");
+  int (*function)() = nullptr;
+  library.Find("ibv_no_such", "IBVERBS_1.1", &function);
+  EXPECT_EQ(function, nullptr);
+  EXPECT_THAT(library.missing(), HasSubstr("libtributary-no-such.so.1"));
+}
+
+TEST(RoceLibrary, FunctionThatIsNotThereIsNamedWithItsVersionAndTheFirstIsTold) {
+  roce::Library library("libc.so.6");
+  EXPECT_EQ(library.missing(), "");
+  int (*found)() = nullptr;
+  library.Find("getpid", nullptr, &found);
+  ASSERT_NE(found, nullptr);
+  EXPECT_EQ(found(), getpid());
+  int (*optional)() = nullptr;
+  library.FindOptional("ibv_no_such", nullptr, &optional);
+  EXPECT_EQ(optional, nullptr);
+  EXPECT_EQ(library.missing(), "");
+  library.Find("getpid", "IBVERBS_1.1", &optional);
+  library.Find("ibv_no_such", nullptr, &optional);
+  EXPECT_EQ(library.missing(), "libc.so.6 has no getpid of version IBVERBS_1.1");
 }
 
 TEST(RoceErrors, KnownStatusesHaveHints) {

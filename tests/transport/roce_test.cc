@@ -1,5 +1,6 @@
 // What RoCE links promise beyond the conformance suite, over fake verbs: refusals at each step,
 // devices that grant less, chunks in order.
+#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,7 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "tests/transport/roce_fixture.h"
+#include "transport/auto.h"
 #include "transport/roce.h"
 
 namespace tributary::transport {
@@ -220,6 +223,22 @@ TEST_F(Roce, ArenaBeyondTheDevicesLargestRegistrationIsSplit) {
   ExpectOne(1, 64 * 1024);
 }
 
+TEST_F(Roce, WhicheverPieceOfAnArenaCannotBeRegisteredThoseBeforeItAreGivenBack) {
+  verbs_->device_attributes.max_mr_size = uint64_t{2} << 30;
+  RoceOptions options;
+  options.arena_bytes = size_t{5} << 30;
+  for (int piece = 1; piece <= 3; ++piece) {
+    SCOPED_TRACE(piece);
+    const size_t made = verbs_->registrations();
+    verbs_->FailCall("RegMr", piece, ENOMEM);
+    const absl::Status status = Open(options);
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+    EXPECT_THAT(Words(status), HasSubstr("fake0"));
+    EXPECT_EQ(verbs_->registrations(), made + static_cast<size_t>(piece) - 1);
+    EXPECT_EQ(verbs_->live_objects(), 0u);
+  }
+}
+
 TEST_F(Roce, SlotsNeverStraddleRegistrations) {
   // Three pages each: of a slot of 17 pages nothing fits, of one page three times three.
   verbs_->device_attributes.max_mr_size = 3 * 4096 + 1000;
@@ -236,6 +255,27 @@ TEST_F(Roce, SlotsNeverStraddleRegistrations) {
   ASSERT_EQ(Link(tiny), absl::OkStatus());
   ASSERT_EQ(SendOne(9, 1000), absl::OkStatus());
   ExpectOne(9, 1000);
+}
+
+TEST_F(Roce, ArenaOfWhatALinkIsSaidToTakeHoldsOne) {
+  const std::pair<uint32_t, size_t> shapes[] = {
+      {2, size_t{64} << 20}, {8, size_t{1} << 20}, {3, 64 * 1024 + 1}, {256, 64}};
+  for (const auto& [slots, chunk_bytes] : shapes) {
+    SCOPED_TRACE(absl::StrCat(slots, " slots of ", chunk_bytes));
+    RoceOptions options;
+    // Both ends are of this fabric.
+    options.arena_bytes = 2 * rdma::LinkArenaBytes(slots, chunk_bytes);
+    ASSERT_EQ(Open(options), absl::OkStatus());
+    LinkOptions shape = SmallOptions("shape");
+    shape.slots = slots;
+    shape.chunk_bytes = chunk_bytes;
+    ASSERT_EQ(Link(shape), absl::OkStatus());
+    ASSERT_EQ(SendOne(1, 64), absl::OkStatus());
+    ExpectOne(1, 64);
+    client_.reset();
+    server_.reset();
+    listener_.reset();
+  }
 }
 
 TEST_F(Roce, CompletionsOfManyQueuePairsOutOfOrderArriveInOrder) {
@@ -318,6 +358,14 @@ TEST_F(Roce, MemoryThatMayNotBeLockedIsRefusedAtTheStartWithTheNeed) {
   EXPECT_THAT(Words(status), HasSubstr("64 KiB"));
   EXPECT_THAT(Words(status), HasSubstr("ulimit -l 69632"));
   EXPECT_THAT(Words(status), HasSubstr("LimitMEMLOCK=infinity"));
+  // With another fabric to come: enough for the first alone is too little, and the sum is said.
+  RoceOptions first = SmallArena();
+  first.other_arena_bytes = size_t{16} << 20;
+  const rdma::MemlockLimit enough_for_one{.bytes = size_t{68} << 20,
+                                          .hard_bytes = size_t{68} << 20};
+  const absl::Status both = roce::MakeFabricOver(libraries_, first, enough_for_one).status();
+  EXPECT_EQ(both.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(Words(both), HasSubstr("ulimit -l 90112"));  // 88 MiB
   EXPECT_EQ(verbs_->calls("OpenDevice"), 0u);
 }
 
@@ -326,6 +374,44 @@ TEST(RoceFabric, WithoutADeviceTheStartIsRefusedAndSaysHowToMendIt) {
   options.device = "no such device";
   const auto fabric = MakeRoceFabric(options);
   EXPECT_EQ(fabric.status().code(), absl::StatusCode::kFailedPrecondition) << fabric.status();
+}
+
+TEST_F(Roce, AutoTakesItOnANetworkInCommonAndDoesNotEvenTryElsewhere) {
+  const auto side = [](const std::shared_ptr<FakeVerbs>& verbs) {
+    roce::Libraries libraries;
+    libraries.verbs = verbs;
+    auto candidate = roce::MakeCandidateOver(libraries, SmallArena(), kExempt, "127.0.0.1:0");
+    EXPECT_TRUE(candidate.ok()) << candidate.status();
+    std::vector<AutoCandidate> candidates;
+    candidates.push_back(*std::move(candidate));
+    candidates.push_back(TcpCandidate("127.0.0.1:0"));
+    return MakeAutoFabric(std::move(candidates));
+  };
+  // Beside the loopback addresses, which say nothing of a network.
+  ibv_gid_entry entry = verbs_->gids.back();
+  entry.gid_index = static_cast<uint32_t>(verbs_->gids.size());
+  ASSERT_EQ(inet_pton(AF_INET6, "::ffff:10.0.0.5", entry.gid.raw), 1);
+  verbs_->gids.push_back(entry);
+  const auto infiniband = std::make_shared<FakeVerbs>();
+  entry.gid_index = 0;
+  entry.gid_type = IBV_GID_TYPE_IB;
+  ASSERT_EQ(inet_pton(AF_INET6, "fe80::5", entry.gid.raw), 1);
+  infiniband->gids = {entry};
+  const auto here = side(verbs_);
+  const auto elsewhere = side(infiniband);
+  const auto link_over = [&](Fabric& server, Fabric& client) {
+    auto listener = server.Listen("", SmallOptions("server"));
+    EXPECT_TRUE(listener.ok()) << listener.status();
+    auto link = client.Connect((*listener)->address(), SmallOptions("client"));
+    EXPECT_TRUE(link.ok()) << link.status();
+    return link.ok() ? std::string((*link)->transport()) : "";
+  };
+  EXPECT_EQ(link_over(*here, *here), "roce");
+  const LogCapture log;
+  EXPECT_EQ(link_over(*here, *elsewhere), "tcp");
+  EXPECT_EQ(link_over(*elsewhere, *here), "tcp");
+  EXPECT_THAT(log.text(), HasSubstr("(roce: no RDMA network in common: ethernet/ipv4 on this "
+                                    "side, infiniband/fe80000000000000 on the other"));
 }
 
 }  // namespace

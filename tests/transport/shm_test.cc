@@ -4,7 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -22,6 +24,7 @@
 
 #include "base/checksum.h"
 #include "tests/transport/harness.h"
+#include "tests/transport/log_capture.h"
 #include "tests/transport/peer_process.h"
 #include "tests/transport/silent_listener.h"
 #include "transport/internal/hello.h"
@@ -61,6 +64,52 @@ TEST(ShmMemory, IsReservedAndCannotBeResized) {
   EXPECT_NE(ftruncate(memory->get(), about.st_size + 4096), 0);
 }
 
+// No file of this process may grow beyond `bytes` while it lives, a link's memory among them: what
+// a kernel without memory to give refuses in the same call.
+class FileLimit {
+ public:
+  explicit FileLimit(rlim_t bytes) {
+    EXPECT_EQ(getrlimit(RLIMIT_FSIZE, &before_), 0);
+    const rlimit low = {.rlim_cur = bytes, .rlim_max = before_.rlim_max};
+    EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &low), 0);
+  }
+  ~FileLimit() {
+    setrlimit(RLIMIT_FSIZE, &before_);
+    signal(SIGXFSZ, handler_);
+  }
+  FileLimit(const FileLimit&) = delete;
+  FileLimit& operator=(const FileLimit&) = delete;
+
+ private:
+  rlimit before_{};
+  void (*const handler_)(int) = signal(SIGXFSZ, SIG_IGN);
+};
+
+TEST(ShmMemory, ThatCannotBeReservedIsRefusedBeforeAnybodyTouchesIt) {
+  const FileLimit limit(size_t{64} << 10);
+  const absl::Status status = shm::Region::CreateMemory(kShape).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("lower the link's slots"));
+}
+
+TEST(ShmLink, MemoryThatCannotBeReservedIsToldOnBothSidesAndTheNextLinkIsMade) {
+  const LogCapture log;
+  auto listener = ListenHere(SmallOptions("server"));
+  {
+    const FileLimit limit(size_t{64} << 10);
+    const absl::Status status =
+        MakeShmFabric()->Connect(listener->address(), SmallOptions("client")).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("MiB of shared memory"));
+  }
+  auto client = MakeShmFabric()->Connect(listener->address(), SmallOptions("client"));
+  ASSERT_TRUE(client.ok()) << client.status();
+  EXPECT_TRUE(listener->Accept(Soon()).ok());
+  EXPECT_EQ(listener->refused(), 1u);
+  listener.reset();  // its thread has said what it had to say
+  EXPECT_THAT(log.text(), HasSubstr("MiB of shared memory"));
+}
+
 TEST(ShmMemory, SlotsAndRingsOfBothDirectionsDoNotOverlap) {
   auto memory = shm::Region::CreateMemory(kShape);
   ASSERT_TRUE(memory.ok());
@@ -97,6 +146,36 @@ TEST(ShmMemory, OfAnotherShapeOrWithoutSealsIsRefused) {
   ASSERT_EQ(ftruncate(unsealed.get(), static_cast<off_t>(kShape.total_bytes())), 0);
   EXPECT_THAT(std::string(shm::Region::Map(unsealed, kShape).status().message()),
               HasSubstr("not sealed"));
+}
+
+size_t OpenDescriptors() {
+  const auto all = std::filesystem::directory_iterator("/proc/self/fd");
+  return static_cast<size_t>(std::distance(begin(all), end(all)));
+}
+
+// As many as the room for one takes in: that is padded.
+TEST(ShmMemory, MoreDescriptorsThanOneAreRefusedAndClosed) {
+  int ends[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends), 0);
+  const internal::Fd ours(ends[0]), theirs(ends[1]);
+  std::string word("TRIBSHM1memory\0\0", 16);
+  iovec piece{word.data(), word.size()};
+  const int two[2] = {0, 0};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(two))] = {};
+  msghdr message{};
+  message.msg_iov = &piece;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  cmsghdr* const header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(sizeof(two));
+  std::memcpy(CMSG_DATA(header), two, sizeof(two));
+  ASSERT_EQ(sendmsg(theirs.get(), &message, 0), 16);
+  const size_t before = OpenDescriptors();
+  EXPECT_FALSE(shm::ReceiveDescriptor(ours.get(), Soon()).ok());
+  EXPECT_EQ(OpenDescriptors(), before);
 }
 
 TEST(ShmAddress, IsAnAbstractNameOrMadeUp) {

@@ -1,8 +1,8 @@
-// A listener of shared memory's kind that takes connections and says nothing, as a filtered port
-// looks from afar.
+// Listeners that take connections and say nothing, as a filtered port looks from afar.
 #pragma once
 
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -12,10 +12,12 @@
 #include <cstring>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "transport/internal/posix_io.h"
 
 namespace tributary::transport {
 
+// Of shared memory's kind.
 class SilentListener {
  public:
   SilentListener() {
@@ -33,6 +35,25 @@ class SilentListener {
  private:
   std::string name_;
   const internal::Fd socket_{socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+};
+
+// A port of this machine at which connections are made and nothing is ever said.
+class SilentPort {
+ public:
+  SilentPort() {
+    fd_ = internal::Fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    EXPECT_EQ(listen(fd_.get(), 4), 0);  // unbound: any address, any port
+  }
+  std::string address() const {
+    sockaddr_in here{};
+    socklen_t length = sizeof(here);
+    getsockname(fd_.get(), reinterpret_cast<sockaddr*>(&here), &length);
+    return absl::StrCat("127.0.0.1:", ntohs(here.sin_port));
+  }
+  int fd() const { return fd_.get(); }
+
+ private:
+  internal::Fd fd_;
 };
 
 }  // namespace tributary::transport

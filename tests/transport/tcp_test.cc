@@ -11,9 +11,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/transport/harness.h"
+#include "tests/transport/silent_listener.h"
 #include "tests/transport/stranger.h"
 #include "transport/internal/hello.h"
 #include "transport/tcp.h"
+#include "transport/tcp/greeting.h"
 
 namespace tributary::transport {
 namespace {
@@ -143,6 +145,23 @@ TEST(TcpListener, PortInUseIsAnErrorThatNamesIt) {
   EXPECT_THAT(
       std::string(MakeTcpFabric()->Listen("nonsense", SmallOptions("x")).status().message()),
       HasSubstr("host:port"));
+}
+
+// A name with an IPv6 address that a firewall drops, say, before a good IPv4 one.
+TEST(TcpConnect, AnAddressThatNeverAnswersLeavesTimeForTheNext) {
+  const SilentPort silent;
+  auto listener = ListenHere(SmallOptions("server"));
+  const std::vector<tcp::SocketAddress> addresses = {
+      tcp::Resolve(silent.address(), /*to_listen=*/false)->front(),
+      tcp::Resolve(listener->address(), /*to_listen=*/false)->front()};
+  const auto connect = [](const tcp::SocketAddress& address,
+                          const Deadline& deadline) -> absl::StatusOr<std::unique_ptr<Link>> {
+    LinkOptions options = SmallOptions("client");
+    options.connect_timeout = deadline.Left();
+    return MakeTcpFabric()->Connect(tcp::ToText(address), options);
+  };
+  const auto link = tcp::ConnectToEach(addresses, Deadline::After(absl::Seconds(2)), connect);
+  EXPECT_TRUE(link.ok()) << link.status();
 }
 
 TEST(TcpConnect, SomethingElseOnThePortIsSaidSo) {

@@ -18,14 +18,17 @@ std::string Hellos::PeerName(const std::string& where) const {
   return absl::StrCat("peer \"", absl::Utf8SafeCHexEscape(theirs.name()), "\" (", where, ")");
 }
 
+std::chrono::nanoseconds SilenceLimit(const LinkOptions& ours, const v1::LinkHello& theirs) {
+  return absl::ToChronoNanoseconds(
+      std::max(ours.heartbeat, absl::Milliseconds(theirs.heartbeat_ms())) * ours.heartbeats_missed);
+}
+
 ControlledCore::ControlledCore(const LinkOptions& options, const v1::LinkHello& theirs, Fd control,
                                Waker wake, const LinkState::Config& state)
     : options_(options),
       theirs_(theirs),
       state_(state),
-      silence_limit_(absl::ToChronoNanoseconds(
-          std::max(options.heartbeat, absl::Milliseconds(theirs.heartbeat_ms())) *
-          options.heartbeats_missed)),
+      silence_limit_(SilenceLimit(options, theirs)),
       heard_ns_(Clock::now().time_since_epoch().count()),
       control_(std::move(control)),
       control_wake_(std::move(wake)) {}

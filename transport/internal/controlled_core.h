@@ -28,6 +28,9 @@ struct Hellos {
   std::string PeerName(const std::string& where) const;
 };
 
+// How long the peer may give no sign of life: by the slower heart of the two sides.
+std::chrono::nanoseconds SilenceLimit(const LinkOptions& ours, const v1::LinkHello& theirs);
+
 // One thread, asleep in poll(2) on the control socket. One mutex guards the state of the whole
 // link. A backend derives from this, starts its own threads and then StartControl, and joins them
 // in Shutdown between BeginShutdown and EndShutdown.

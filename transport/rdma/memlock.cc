@@ -26,8 +26,10 @@ bool InInitialUserNamespace(const SysFiles& files) {
 }  // namespace
 
 uint64_t MemlockNeedBytes(const RegistrationPlan& plan) {
+  const uint64_t queues = plan.other_arena_bytes > 0 ? 2 * kQueueBytes : kQueueBytes;
   uint64_t device = 0, all = 0;
-  const bool over = __builtin_add_overflow(plan.arena_bytes, kQueueBytes, &device) ||
+  const bool over = __builtin_add_overflow(plan.arena_bytes, queues, &device) ||
+                    __builtin_add_overflow(device, plan.other_arena_bytes, &device) ||
                     __builtin_mul_overflow(device, uint64_t{plan.devices}, &all);
   return over ? UINT64_MAX : all;
 }
@@ -61,18 +63,18 @@ std::string MemlockMend(uint64_t need) {
       "shell: ulimit -l ", kib,
       " (as root, or after raising memlock in /etc/security/limits.conf) | systemd: "
       "LimitMEMLOCK=infinity under [Service] | container: --ulimit memlock=-1:-1 "
-      "--cap-add IPC_LOCK");
+      "--cap-add IPC_LOCK | or lower [transport.roce] arena_bytes");
 }
 
 absl::Status CheckMemlock(uint64_t need, const MemlockLimit& limit) {
   if (MemlockSuffices(need, limit)) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("RDMA has to lock ", BytesText(need), " (", need,
-                   " bytes) of memory, and this process may lock ", BytesText(limit.bytes),
-                   limit.pinned_bytes > 0
-                       ? absl::StrCat(", of which ", BytesText(limit.pinned_bytes), " are taken")
-                       : "",
-                   " (RLIMIT_MEMLOCK): ", MemlockMend(need)));
+  return absl::FailedPreconditionError(absl::StrCat(
+      "RDMA has to lock ", BytesText(need), " (", need,
+      " bytes) of memory, and this process may lock ", BytesText(limit.bytes),
+      limit.pinned_bytes > 0
+          ? absl::StrCat(", of which ", BytesText(limit.pinned_bytes), " are taken")
+          : "",
+      " (RLIMIT_MEMLOCK): ", MemlockMend(need + std::min(limit.pinned_bytes, UINT64_MAX - need))));
 }
 
 absl::Status RequireMemlock(const RegistrationPlan& plan, const SysFiles& files) {

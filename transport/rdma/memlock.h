@@ -14,6 +14,7 @@ namespace tributary::transport::rdma {
 
 struct RegistrationPlan {
   uint64_t arena_bytes = uint64_t{256} << 20;  // of each device, registered at the start
+  uint64_t other_arena_bytes = 0;              // of a second arena of each device; 0: there is none
   uint32_t devices = 1;
 };
 
@@ -46,10 +47,11 @@ absl::StatusOr<MemlockLimit> ReadMemlockLimit(const SysFiles& files);
 // Can `need` bytes more be locked?
 bool MemlockSuffices(uint64_t need, const MemlockLimit& limit);
 
-// OK, or FAILED_PRECONDITION with what may be locked, what is needed, and MemlockMend.
+// OK, or FAILED_PRECONDITION with what may be locked, what is needed, and MemlockMend of that and
+// of what is pinned already.
 absl::Status CheckMemlock(uint64_t need, const MemlockLimit& limit);
 
-// The lines for a shell, for systemd and for containers.
+// The lines for a shell, for systemd and for containers, and the other way out.
 std::string MemlockMend(uint64_t need);
 
 // What a transport that registers memory calls before it starts: reads the limit and checks it.

@@ -42,7 +42,8 @@ absl::StatusOr<std::unique_ptr<Link>> RoceCore::Start(ReadyWire ready,
                                                       absl::Duration spin) {
   ASSIGN_OR_RETURN(internal::Waker control_wake, internal::Waker::Create());
   ASSIGN_OR_RETURN(internal::Waker wake, internal::Waker::Create());
-  tcp::SetLinkOptions(sockets.control.get(), options.heartbeat * options.heartbeats_missed);
+  tcp::SetLinkOptions(sockets.control.get(),
+                      absl::FromChrono(internal::SilenceLimit(options, sockets.hellos.theirs)));
   const std::vector<ibv_wc> early = std::move(ready.early);
   auto* core = new RoceCore(std::move(ready), std::move(sockets), options, spin,
                             std::move(control_wake), std::move(wake));

@@ -5,6 +5,7 @@
 
 #include "base/status.h"
 #include "base/sys_files.h"
+#include "transport/auto.h"
 #include "transport/internal/hello.h"
 #include "transport/rdma/memlock.h"
 #include "transport/roce.h"
@@ -63,16 +64,45 @@ absl::StatusOr<std::unique_ptr<Fabric>> MakeFabricOver(const Libraries& librarie
   return std::make_unique<RoceFabric>(std::move(node));
 }
 
+absl::StatusOr<AutoCandidate> MakeCandidateOver(const Libraries& libraries,
+                                                const RoceOptions& options,
+                                                const rdma::MemlockLimit& limit,
+                                                const std::string& listen) {
+  ASSIGN_OR_RETURN(std::shared_ptr<RoceNode> node, RoceNode::Open(libraries, options, limit));
+  AutoCandidate candidate;
+  candidate.listen = listen;
+  candidate.preference = 200;
+  candidate.self = node->Reach();
+  candidate.fits = ReachFits;
+  candidate.fabric = std::make_unique<RoceFabric>(std::move(node));
+  return candidate;
+}
+
 }  // namespace roce
 
-absl::StatusOr<std::unique_ptr<Fabric>> MakeRoceFabric(const RoceOptions& options) {
+namespace {
+
+absl::StatusOr<roce::Libraries> LoadLibraries(const RoceOptions& options) {
   RETURN_IF_ERROR(roce::CheckRoceOptions(options));
   roce::Libraries libraries;
   ASSIGN_OR_RETURN(libraries.verbs, roce::LoadVerbs());
   libraries.cm = roce::LoadCm();
   if (options.arena_memory == MemoryKind::kCuda) libraries.cuda = roce::LoadCuda();
+  return libraries;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Fabric>> MakeRoceFabric(const RoceOptions& options) {
+  ASSIGN_OR_RETURN(const roce::Libraries libraries, LoadLibraries(options));
   ASSIGN_OR_RETURN(const rdma::MemlockLimit limit, rdma::ReadMemlockLimit(SysFiles()));
   return roce::MakeFabricOver(libraries, options, limit);
+}
+
+absl::StatusOr<AutoCandidate> RoceCandidate(const RoceOptions& options, const std::string& listen) {
+  ASSIGN_OR_RETURN(const roce::Libraries libraries, LoadLibraries(options));
+  ASSIGN_OR_RETURN(const rdma::MemlockLimit limit, rdma::ReadMemlockLimit(SysFiles()));
+  return roce::MakeCandidateOver(libraries, options, limit, listen);
 }
 
 }  // namespace tributary::transport

@@ -94,8 +94,9 @@ absl::StatusOr<std::shared_ptr<RoceNode>> RoceNode::Open(const Libraries& librar
   RETURN_IF_ERROR(CheckRoceOptions(options));
   // Before anything is opened, and said even where no device is: with one the start would fail too.
   const auto need = [&](size_t devices) {
-    return rdma::MemlockNeedBytes(
-        {.arena_bytes = options.arena_bytes, .devices = static_cast<uint32_t>(devices)});
+    return rdma::MemlockNeedBytes({.arena_bytes = options.arena_bytes,
+                                   .other_arena_bytes = options.other_arena_bytes,
+                                   .devices = static_cast<uint32_t>(devices)});
   };
   RETURN_IF_ERROR(rdma::CheckMemlock(need(1), limit));
   const DeviceList list(*libraries.verbs);
@@ -119,6 +120,18 @@ absl::StatusOr<std::vector<PortTable>> RoceNode::Tables() const {
     }
   }
   return tables;
+}
+
+std::string RoceNode::Reach() const {
+  absl::StatusOr<std::vector<PortTable>> tables = Tables();
+  if (!tables.ok()) return "";
+  std::erase_if(*tables, [this](const PortTable& table) {
+    return !devices_[table.device]->Port(static_cast<uint8_t>(table.port)).ok();
+  });
+  PlaceWish wish;
+  wish.port = options_.port;
+  wish.index = options_.gid_index;
+  return ReachOf(*tables, wish);
 }
 
 absl::StatusOr<GidPlace> RoceNode::ByRoute(absl::Span<const PortTable> tables, int fd,

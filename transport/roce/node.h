@@ -2,9 +2,11 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "transport/auto.h"
 #include "transport/rdma/memlock.h"
 #include "transport/roce.h"
 #include "transport/roce/cm_api.h"
@@ -39,6 +41,8 @@ class RoceNode {
   // options name goes before both.
   absl::StatusOr<Place> PlaceFor(int fd, const Deadline& deadline) const;
   const RoceOptions& options() const { return options_; }
+  // Of its ports that are up, as `ReachOf` has it.
+  std::string Reach() const;
 
  private:
   RoceNode(const RoceOptions& options, absl::StatusOr<std::shared_ptr<CmApi>> cm)
@@ -59,5 +63,10 @@ absl::Status CheckRoceOptions(const RoceOptions& options);
 absl::StatusOr<std::unique_ptr<Fabric>> MakeFabricOver(const Libraries& libraries,
                                                        const RoceOptions& options,
                                                        const rdma::MemlockLimit& limit);
+// Likewise what RoceCandidate does.
+absl::StatusOr<AutoCandidate> MakeCandidateOver(const Libraries& libraries,
+                                                const RoceOptions& options,
+                                                const rdma::MemlockLimit& limit,
+                                                const std::string& listen);
 
 }  // namespace tributary::transport::roce

@@ -7,10 +7,15 @@
 #include <net/if_arp.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <map>
+#include <set>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 
 namespace tributary::transport::roce {
 namespace {
@@ -72,6 +77,18 @@ absl::Status NoPlace(absl::Span<const PortTable> tables, const PlaceWish& wish) 
                    there));
 }
 
+// The network that a GID's address is one of; empty for what does not leave its cable.
+std::string NetworkOf(const rdma::Gid& gid, rdma::LinkLayer layer) {
+  constexpr std::array<uint8_t, 12> kMapped = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
+  if (layer == rdma::LinkLayer::kInfiniband) {
+    const std::string subnet(gid.begin(), gid.begin() + 8);
+    return absl::StrCat("infiniband/", absl::BytesToHexString(subnet));
+  }
+  if (std::equal(kMapped.begin(), kMapped.end(), gid.begin())) return "ethernet/ipv4";
+  const bool link_local = gid[0] == 0xfe && (gid[1] & 0xc0) == 0x80;
+  return link_local ? "" : "ethernet/ipv6";
+}
+
 // The sockaddr of `entry` has the same IP address as `address`.
 bool HasAddress(const ifaddrs& entry, const sockaddr_storage& address) {
   if (entry.ifa_addr == nullptr) return false;
@@ -97,6 +114,32 @@ std::vector<PortTable> PortTables(size_t device, const std::string& name,
   std::vector<PortTable> tables;
   for (auto& [port, table] : ports) tables.push_back(std::move(table));
   return tables;
+}
+
+std::string ReachOf(absl::Span<const PortTable> tables, const PlaceWish& wish) {
+  std::set<std::string> networks;
+  for (const PortTable& table : tables) {
+    if (wish.port != 0 && table.port != wish.port) continue;
+    rdma::GidWish gid;
+    gid.link_layer = table.layer;
+    if (wish.index >= 0) gid.index = static_cast<uint32_t>(wish.index);
+    for (const rdma::RankedGid& ranked : rdma::RankGids(table.gids, gid)) {
+      const bool wished = wish.index < 0 || static_cast<int>(ranked.entry.index) == wish.index;
+      if (ranked.usable && wished) networks.insert(NetworkOf(ranked.entry.gid, table.layer));
+    }
+  }
+  networks.erase("");
+  return absl::StrJoin(networks, " ");
+}
+
+absl::Status ReachFits(const std::string& ours, const std::string& theirs) {
+  if (ours.empty() || theirs.empty()) return absl::OkStatus();
+  const std::set<std::string> there = absl::StrSplit(theirs, ' ');
+  for (const absl::string_view network : absl::StrSplit(ours, ' ')) {
+    if (there.contains(std::string(network))) return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat("no RDMA network in common: ", ours,
+                                                    " on this side, ", theirs, " on the other"));
 }
 
 absl::StatusOr<GidPlace> PickPlace(absl::Span<const PortTable> tables, const PlaceWish& wish) {

@@ -40,6 +40,15 @@ struct PlaceWish {
   std::string address_text;  // for messages
 };
 
+// The networks that links from these ports can be on, as auto's offers tell the other side:
+// "ethernet/ipv4 ethernet/ipv6 infiniband/fe80000000000000", the last with its subnet. Link-local
+// addresses, which every Ethernet port has, name none. Empty where nothing fits `wish` (its port
+// and index): an address may yet come.
+std::string ReachOf(absl::Span<const PortTable> tables, const PlaceWish& wish);
+// OK where two such have a network in common, or a side says nothing of itself. The same with its
+// arguments exchanged.
+absl::Status ReachFits(const std::string& ours, const std::string& theirs);
+
 struct GidPlace {
   size_t device = 0;
   uint32_t port = 1;

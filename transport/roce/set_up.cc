@@ -54,7 +54,7 @@ class Probe {
   Failure Run() {
     Failure failure{.status = Loop(), .source = source_};
     if (!failure.status.ok()) {
-      for (const ibv_wc& completion : early_) Account(completion);
+      for (const ibv_wc& completion : early_) wire_.Account(completion);
     }
     return failure;
   }
@@ -101,10 +101,6 @@ class Probe {
   QueuePair& PairOf(const ibv_wc& completion) {
     return *wire_.queue_pairs()[QueuePair::IndexOf(completion.wr_id)];
   }
-  void Account(const ibv_wc& completion) {
-    if (QueuePair::IsReceive(completion.wr_id)) return PairOf(completion).OnReceived();
-    PairOf(completion).OnSent(completion.wr_id, [](const SentRequest&) {});
-  }
 
   // True where there were completions. After an error the rest of them is still accounted for.
   absl::StatusOr<bool> Take() {
@@ -127,7 +123,7 @@ class Probe {
       return absl::OkStatus();
     }
     const size_t under_way = pair.in_flight();
-    Account(completion);
+    wire_.Account(completion);
     if (completion.status != IBV_WC_SUCCESS) return Failed(pair, under_way, completion);
     if (!receive) return absl::OkStatus();
     if (completion.imm_data != htobe32(kProbeImmediate) ||

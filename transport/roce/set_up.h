@@ -13,8 +13,16 @@
 namespace tributary::transport::roce {
 
 struct ReadyWire {
+  ReadyWire() = default;
+  ReadyWire(ReadyWire&&) = default;
+  ReadyWire& operator=(ReadyWire&&) = delete;
+  ~ReadyWire() {
+    for (const ibv_wc& completion : early) wire->Account(completion);  // no link came of it
+  }
+
   std::unique_ptr<Wire> wire;
-  // What came behind the peer's probes while ours were still under way: chunks, perhaps.
+  // What came behind the peer's probes while ours were still under way: chunks, perhaps. Whoever
+  // takes the wire takes these too, and accounts for them.
   std::vector<ibv_wc> early;
 };
 

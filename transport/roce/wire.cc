@@ -171,6 +171,12 @@ void Wire::AckEvents() {
   }
 }
 
+void Wire::Account(const ibv_wc& completion) {
+  QueuePair& pair = *queue_pairs_[QueuePair::IndexOf(completion.wr_id)];
+  if (QueuePair::IsReceive(completion.wr_id)) return pair.OnReceived();
+  pair.OnSent(completion.wr_id, [](const SentRequest&) {});
+}
+
 bool Wire::Drained() const {
   return std::all_of(queue_pairs_.begin(), queue_pairs_.end(),
                      [](const auto& pair) { return pair->Accounted(); });
@@ -183,14 +189,7 @@ void Wire::Drain(absl::Duration patience) {
     if (!Arm().ok()) return;
     const absl::StatusOr<size_t> n = Poll(absl::MakeSpan(completions));
     if (!n.ok()) return;
-    for (size_t i = 0; i < *n; ++i) {
-      QueuePair& pair = *queue_pairs_[QueuePair::IndexOf(completions[i].wr_id)];
-      if (QueuePair::IsReceive(completions[i].wr_id)) {
-        pair.OnReceived();
-      } else {
-        pair.OnSent(completions[i].wr_id, [](const SentRequest&) {});
-      }
-    }
+    for (size_t i = 0; i < *n; ++i) Account(completions[i]);
     if (*n > 0) continue;
     if (std::chrono::steady_clock::now() >= until) break;
     pollfd entry{.fd = channel_->fd, .events = POLLIN, .revents = 0};

@@ -57,6 +57,8 @@ class Wire {
   absl::StatusOr<size_t> Poll(absl::Span<ibv_wc> completions);
   absl::Status Arm();
   void AckEvents();
+  // Counts a completion that nobody else wants.
+  void Account(const ibv_wc& completion);
 
   RoceDevice& device() const { return *device_; }
   std::vector<std::unique_ptr<QueuePair>>& queue_pairs() { return queue_pairs_; }

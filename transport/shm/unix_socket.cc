@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/escaping.h"
@@ -54,6 +55,23 @@ absl::StatusOr<ucred> Credentials(int fd) {
     return internal::ErrnoStatus("SO_PEERCRED", errno);
   }
   return peer;
+}
+
+// The one descriptor that came with a message; invalid where there is none. Of more than one, which
+// are then not what was agreed on, none is kept.
+Fd TakeDescriptor(msghdr& message) {
+  std::vector<Fd> taken;
+  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
+       header = CMSG_NXTHDR(&message, header)) {
+    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+    const size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < count; ++i) {
+      int descriptor = -1;
+      std::memcpy(&descriptor, CMSG_DATA(header) + i * sizeof(int), sizeof(int));
+      taken.emplace_back(descriptor);
+    }
+  }
+  return taken.size() == 1 ? std::move(taken.front()) : Fd();
 }
 
 }  // namespace
@@ -161,14 +179,7 @@ absl::StatusOr<Fd> ReceiveDescriptor(int fd, const Deadline& deadline) {
       return absl::DeadlineExceededError("the peer did not hand over its memory in time");
     }
   }
-  Fd memory;
-  const cmsghdr* header = CMSG_FIRSTHDR(&message);
-  if (header != nullptr && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS &&
-      header->cmsg_len == CMSG_LEN(sizeof(int))) {
-    int descriptor = -1;
-    std::memcpy(&descriptor, CMSG_DATA(header), sizeof(int));
-    memory = Fd(descriptor);
-  }
+  Fd memory = TakeDescriptor(message);
   const auto got = static_cast<size_t>(n);
   RETURN_IF_ERROR(internal::ReadAll(fd, word.data() + got, word.size() - got, deadline));
   if (memory.valid() && std::memcmp(word.data(), kWord.data(), kWord.size()) == 0) return memory;

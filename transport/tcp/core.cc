@@ -40,7 +40,8 @@ absl::StatusOr<std::unique_ptr<Link>> TcpCore::Start(internal::ReadySockets sock
     ASSIGN_OR_RETURN(Waker wake, Waker::Create());
     lane_wakes.push_back(std::move(wake));
   }
-  SetLinkOptions(sockets.control.get(), options.heartbeat * options.heartbeats_missed);
+  SetLinkOptions(sockets.control.get(),
+                 absl::FromChrono(internal::SilenceLimit(options, sockets.hellos.theirs)));
   std::vector<Fd> fds = std::move(sockets.lanes);
   auto* core = new TcpCore(std::move(sockets), options, std::move(arena), std::move(control_wake),
                            std::move(caller_wake));

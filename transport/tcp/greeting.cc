@@ -42,21 +42,32 @@ absl::StatusOr<internal::ReadySockets> Greet(const SocketAddress& address,
   return sockets;
 }
 
+absl::StatusOr<std::unique_ptr<Link>> ConnectToEach(const std::vector<SocketAddress>& candidates,
+                                                    const Deadline& deadline,
+                                                    const SetUpLink& set_up) {
+  absl::Status status = absl::UnavailableError("there is no address");
+  auto untried = static_cast<int64_t>(candidates.size());
+  for (const SocketAddress& candidate : candidates) {
+    const Deadline share =
+        deadline.infinite() ? deadline : Deadline::After(deadline.Left() / untried--);
+    absl::StatusOr<std::unique_ptr<Link>> link = set_up(candidate, share);
+    if (link.ok()) return link;
+    // The first candidate's words, unless a later one got further than not being reached.
+    if (absl::IsUnavailable(status)) status = link.status();
+    if (deadline.Expired()) break;
+  }
+  return status;
+}
+
 absl::StatusOr<std::unique_ptr<Link>> ConnectToAny(const std::string& address,
                                                    const LinkOptions& options,
                                                    const SetUpLink& set_up) {
   RETURN_IF_ERROR(internal::CheckLinkOptions(options));
   const Deadline deadline = Deadline::After(options.connect_timeout);
   ASSIGN_OR_RETURN(std::vector<SocketAddress> candidates, Resolve(address, /*to_listen=*/false));
-  absl::Status status;
-  for (const SocketAddress& candidate : candidates) {
-    absl::StatusOr<std::unique_ptr<Link>> link = set_up(candidate, deadline);
-    if (link.ok()) return link;
-    // The first candidate's words, unless a later one got further than not being reached.
-    if (status.ok() || absl::IsUnavailable(status)) status = link.status();
-    if (deadline.Expired()) break;
-  }
-  return Annotate(status, absl::StrCat("link to ", address));
+  absl::StatusOr<std::unique_ptr<Link>> link = ConnectToEach(candidates, deadline, set_up);
+  if (link.ok()) return link;
+  return Annotate(link.status(), absl::StrCat("link to ", address));
 }
 
 }  // namespace tributary::transport::tcp

@@ -1,11 +1,17 @@
 #!/usr/bin/python3
-"""An independent reading of client/trainer/split.h: prints the parts that split_test.cc expects.
+"""An independent reading of client/trainer/split.h: the parts that split_test.cc expects.
+
+    splits.py --check FILE   fails where the file is not what this program would write
+    splits.py --write FILE   writes it
 
 Philox4x32-10, FNV-1a and Lemire's bounded numbers are written from their papers; logarithms and
 exponentials are Python's own (the C library's), so equal parts also show that the trainer's
 portable ones do not matter to the result.
 """
+import json
 import math
+import pathlib
+import sys
 
 MASK32, MASK64 = (1 << 32) - 1, (1 << 64) - 1
 
@@ -123,11 +129,24 @@ def dirichlet(labels, clients, alpha, seed):
     return parts
 
 
-if __name__ == "__main__":
+def text():
     labels = [i * 7 % 3 for i in range(30)]
-    for name, parts in [("iid", iid(10, 3, 42)), ("test", iid(10, 4, 42, "test")),
-                        ("shards", shards(labels[:12], 3, 2, 42)),
-                        ("dirichlet 0.5", dirichlet(labels, 4, 0.5, 42)),
-                        ("dirichlet 3", dirichlet(labels, 4, 3, 42)),
-                        ("dirichlet 0.01", dirichlet(labels, 6, 0.01, 42))]:
-        print(name, str([sorted(p) for p in parts]).replace("[", "{").replace("]", "}"))
+    cases = [("iid", iid(10, 3, 42)), ("test", iid(10, 4, 42, "test")), ("shards", shards(labels[:12], 3, 2, 42)),
+             ("dirichlet 0.5", dirichlet(labels, 4, 0.5, 42)), ("dirichlet 3", dirichlet(labels, 4, 3, 42)),
+             ("dirichlet 0.01", dirichlet(labels, 6, 0.01, 42))]
+    lines = [json.dumps(name) + ": " + json.dumps([sorted(part) for part in parts]) for name, parts in cases]
+    return "{" + ",\n ".join(lines) + "}\n"
+
+
+def main():
+    mode, path = sys.argv[1], pathlib.Path(sys.argv[2])
+    if mode == "--write":
+        path.write_text(text())
+    elif path.read_text() != text():
+        print(f"{path} is not what this program would write; write it again")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
