@@ -57,7 +57,7 @@ absl::Status NodeBase::OpenPorts() {
   if (!rounds_file.ok()) return Annotate(rounds_file.status(), Where("metrics.rounds_file"));
   rounds_file_ = *std::move(rounds_file);
   auto fabrics = MakeFabrics(config.transport, config.is_root());
-  if (!fabrics.ok()) return Annotate(fabrics.status(), Where("transport.kind"));
+  if (!fabrics.ok()) return Annotate(fabrics.status(), Where("transport.listen"));
   to_parent_ = std::move(fabrics->to_parent);
   auto tier = TierLinks::StartOver(std::move(fabrics->to_children), config.transport,
                                    config.node.name, collector_.get());

@@ -29,23 +29,23 @@ TRIBUTARY_HOST_DEVICE constexpr bool Same(const PhiloxBlock& a, const PhiloxBloc
 // The first line of vectors.inc that is not so; 0: there is none. `zero` is 0, and at run time
 // where the compiler does not know, so that nothing was worked out before.
 TRIBUTARY_HOST_DEVICE constexpr int FirstWrongVector(uint64_t zero) {
-#define PHILOX(key, c0, c1, c2, c3, w0, w1, w2, w3)                                 \
-  if (!Same(Philox4x32((key) + zero, {c0, c1, c2, c3}), {{w0, w1, w2, w3}})) {      \
-    return __LINE__;                                                                \
+#define PHILOX(key, c0, c1, c2, c3, w0, w1, w2, w3)                            \
+  if (!Same(Philox4x32((key) + zero, {c0, c1, c2, c3}), {{w0, w1, w2, w3}})) { \
+    return __LINE__;                                                           \
   }
 #define SEEDED_HASH(seed, purpose, text, value)
-#define NEXT64(key, stream, before, value)                                          \
+#define NEXT64(key, stream, before, value) \
   if (Next64After(PhiloxStream((key) + zero, stream), before) != (value)) return __LINE__;
-#define UNIFORM53(key, stream, before, value)                                       \
-  if (DoubleAfter(PhiloxStream((key) + zero, stream), before) !=                    \
-      static_cast<double>(value) * 0x1p-53) {                                       \
-    return __LINE__;                                                                \
+#define UNIFORM53(key, stream, before, value)                    \
+  if (DoubleAfter(PhiloxStream((key) + zero, stream), before) != \
+      static_cast<double>(value) * 0x1p-53) {                    \
+    return __LINE__;                                             \
   }
-#define BELOW(key, stream, n, before, value)                                        \
+#define BELOW(key, stream, n, before, value) \
   if (BelowAfter(PhiloxStream((key) + zero, stream), n, before) != (value)) return __LINE__;
-#define ROUNDING(key, round, tensor, i, value)                                      \
+#define ROUNDING(key, round, tensor, i, value) \
   if (RoundingNumber((key) + zero, round, tensor, i) != (value)) return __LINE__;
-#define TILE_KEY(key, round, tensor, tile, value)                                   \
+#define TILE_KEY(key, round, tensor, tile, value) \
   if (TileKey((key) + zero, round, tensor, tile) != (value)) return __LINE__;
 #include "tests/golden/random/vectors.inc"
 #undef PHILOX

@@ -1,5 +1,6 @@
 // The program as its operator meets it: signals, exit codes, what it says of a bad config.
 #include <gmock/gmock.h>
+#include <sys/resource.h>
 
 #include <csignal>
 
@@ -161,7 +162,7 @@ TEST(EndToEnd, PortInUseExitsWithTwoAndNamesTheLine) {
 struct Limited {
   std::string kind;
   bool rack = false;
-  std::string more;
+  std::string more = {};
 };
 void StartWithMemlock(Cluster* run, const std::string& name, uint64_t kib, const Limited& node) {
   const std::string bytes = absl::StrCat(kib << 10);
@@ -172,13 +173,16 @@ void StartWithMemlock(Cluster* run, const std::string& name, uint64_t kib, const
     argv.insert(argv.begin(),
                 {"/usr/bin/setpriv", "--inh-caps=-ipc_lock", "--bounding-set=-ipc_lock"});
   }
-  run->Write(name,
-             absl::StrFormat("[node]\nname = \"%s\"\nlisten = \"127.0.0.1:%d\"\n%s"
-                             "[transport]\nkind = \"%s\"\nlisten = \"127.0.0.1:0\"\n%s",
-                             name, run->Port(),
-                             node.rack ? absl::StrFormat("parent = \"127.0.0.1:%d\"\n", run->Port())
-                                       : "[run]\nmodel = \"synthetic:1000\"\n",
-                             node.kind, node.more));
+  run->Write(name, absl::StrFormat(
+                       "[node]\nname = \"%s\"\nlisten = \"127.0.0.1:%d\"\n%s"
+                       "[transport]\nkind = \"%s\"\nlisten = \"127.0.0.1:0\"\n%s",
+                       name, run->Port(),
+                       node.rack ? absl::StrFormat("parent = \"127.0.0.1:%d\"\n", run->Port())
+                                 : absl::StrFormat(
+                                       "[run]\nname = \"r\"\nmodel = "
+                                       "\"synthetic:1000\"\n[checkpoint]\ndirectory = \"%s/c\"\n",
+                                       run->dir()),
+                       node.kind, node.more));
   argv.insert(argv.end(), {Cluster::Binary("tributary"), "serve",
                            absl::StrCat(run->dir(), "/", name, ".toml")});
   run->Start(name, argv);
@@ -202,7 +206,7 @@ TEST(EndToEnd, RoceWithLittleMemoryToLockIsRefusedAtTheStartAndTcpSaysNothingOfR
   // The number, and a line for shells, units and containers.
   EXPECT_THAT(
       run.Log("roce"),
-      testing::AllOf(testing::HasSubstr("roce.toml:6:"),  // [transport] kind
+      testing::AllOf(testing::HasSubstr("roce.toml:7:"),  // [transport] listen
                      testing::HasSubstr("has to lock 296.4 MiB (310771712 bytes)"),
                      testing::HasSubstr("may lock 64 KiB"), testing::HasSubstr("ulimit -l 303488"),
                      testing::HasSubstr("LimitMEMLOCK=infinity"),

@@ -245,8 +245,9 @@ class PartialThatStops : public PartialResume {
 TEST_P(PartialThatStops, EndsItsLinkInWordsAndGoesOnOverTheNext) {
   ChildLife rack(&fabrics_, parent_.get(), "rack", 1);
   SendHalf(&rack, rack_sum_);
-  EXPECT_THAT(rack.AwaitEnd(), HasSubstr(absl::StrCat("stream 3 of \"rack\": data chunk ",
-                                                      kHalf + 1, " of 11 did not come within 2s")));
+  EXPECT_THAT(rack.AwaitEnd(),
+              testing::HasSubstr(absl::StrCat("stream 3 of \"rack\": data chunk ", kHalf + 1,
+                                              " of 11 did not come within 2s")));
   rack.Cut();
   rack.Connect();
   const absl::Status sent = rack.Forwarded();
