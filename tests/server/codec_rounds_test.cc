@@ -67,6 +67,7 @@ TEST_F(NodeTest, TheStepOfHqOutlivesTheRoot) {
 
 TEST_F(NodeTest, ClientsAndReportsSeeErrorFeedbackAsIfItWereWrittenInTheCodec) {
   const std::string written = "topk(0.01, values=ternary) | ef | zstd";
+  std::vector<std::string> models;
   for (const std::string section :
        {"codec = \"topk(0.01, values=ternary) | zstd\"\nerror_feedback = true\n",
         "codec = \"topk(0.01, values=ternary) | ef | zstd\"\n"}) {
@@ -76,7 +77,9 @@ TEST_F(NodeTest, ClientsAndReportsSeeErrorFeedbackAsIfItWereWrittenInTheCodec) {
     TestDeltas deltas(1);
     EXPECT_EQ(client.Upload(EncodeAs(written, deltas, 1)).status(), v1::UploadResponse::ACCEPTED);
     EXPECT_EQ(node.Round(0).codec, written);
+    models.push_back(node.Round(0).model_sha256);
   }
+  EXPECT_EQ(models[0], models[1]);
 }
 
 // Ten elements are 1 or -1, the others 0.
