@@ -164,7 +164,7 @@ void EdenIntegersOf(const EdenBlock& block, const uint8_t* p, int32_t* out) {
   HWY_ALIGN int8_t signs[kEdenMaxBlock];
   HWY_ALIGN int8_t codes[kEdenMaxBlock];
   UnpackEden(block.bits, p + 4, block.size, codes);
-  for (size_t i = 0; i < block.size; ++i) out[i] = codes[i];
+  std::copy_n(codes, block.size, out);
   Hadamard(out, block.size);
   Signs(block, signs);
   for (size_t i = 0; i < block.size; ++i) out[i] *= signs[i];

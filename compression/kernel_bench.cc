@@ -166,10 +166,11 @@ class CodecBench {
     const uint64_t elements = dense ? 1024 : kTileElements;
     const double passes = std::ceil(Bytes() / bytes);
     const double share = static_cast<double>(elements) / static_cast<double>(kTileElements);
+    const auto folds = static_cast<uint64_t>(std::ceil(passes / share));
     const KernelFigure bounds = Compare(
         "", "", 1, options_.repetitions,
         [&] {
-          for (double pass = 0; pass < passes / share; ++pass) {
+          for (uint64_t i = 0; i < folds; ++i) {
             codec_->FoldMany(parts, elements, 30, sums_.Tile(0));
           }
         },
@@ -179,7 +180,7 @@ class CodecBench {
           }
         });
     // Compare counts in units of 1e9, as the folds do.
-    const double cached = bounds.value * bytes * share * std::ceil(passes / share);
+    const double cached = bounds.value * bytes * share * static_cast<double>(folds);
     const double read = bounds.ceiling * Bytes();
     KernelFigure figure{"kernels.together." + name_, fold16.value / fold.value, "times",
                         std::min(cached, read) / fold.value, 0};
@@ -193,6 +194,7 @@ class CodecBench {
     codec_->Decode(payloads_[0], decoded);
     const auto kept =
         static_cast<size_t>(std::ranges::count_if(decoded, [](float v) { return v != 0; }));
+    if (kept == 0) return {};  // not of random values
     const size_t stride = kTileElements / kept;
     // Each of the updates' own places, as they mostly are.
     const auto touch = [&] {

@@ -14,7 +14,7 @@ if ((${#files[@]} == 0)); then
   # Not what includes LibTorch's headers: a minute each, and all findings are in them.
   mapfile -t files < <(git ls-files 'base/*.cc' 'compression/*.cc' 'aggregation/*.cc' 'transport/*.cc' \
     'models/*.cc' 'server/*.cc' 'client/*.cc' 'bench/*.cc' 'doctor/*.cc' 'simulate/*.cc' |
-    xargs grep -LE '"client/trainer/(trainer|internal/(network|weights|local_sgd|small_networks|resnet|script_network|fleet|logging_trainer))\.h')
+    xargs grep -LE '"client/trainer/(trainer|internal/(correction|network|weights|local_sgd|small_networks|resnet|script_network|fleet|logging_trainer))\.h')
 fi
 # Without GCC's precompiled headers, which clang cannot read.
 mkdir -p "$build/lint"

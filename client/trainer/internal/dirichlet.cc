@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <numeric>
 
 namespace tributary::client::trainer {
@@ -92,6 +93,7 @@ std::vector<uint64_t> DrawShares(double alpha, uint32_t n, PhiloxStream* random)
 
 std::vector<uint64_t> Apportion(uint64_t total, std::span<const uint64_t> shares) {
   const uint64_t sum = std::accumulate(shares.begin(), shares.end(), uint64_t{0});
+  if (sum == 0) std::abort();  // shares of nothing: our own bug
   std::vector<uint64_t> counts(shares.size());
   uint64_t left = total;
   for (size_t i = 0; i < shares.size(); ++i) {
