@@ -97,7 +97,7 @@ std::string Collector::CheckPartial(const v1::PartialSumHeader& header) const {
     return absl::StrCat("it has ", header.chunks(), " chunks, the layout ", sum_->chunk_count());
   }
   if (header.contributors().empty()) return "it names no contributors";
-  if (const std::string why = CheckContributors(header, async_ != nullptr); !why.empty())
+  if (std::string why = CheckContributors(header, async_ != nullptr); !why.empty())
     return why;
   if (header.packed_bytes() > sum_->chunk_count() * aggregation::kMaxPackedChunkBytes ||
       header.packed_bytes() > budget_.limit()) {

@@ -48,11 +48,11 @@ absl::Status Root::LoadModel() {
   return absl::OkStatus();
 }
 
-absl::Status Root::MakeOptimizer(std::shared_ptr<const aggregation::ModelLayout> layout) {
+absl::Status Root::MakeOptimizer(const std::shared_ptr<const aggregation::ModelLayout>& layout) {
   aggregation::OptimizerOptions options = OptimizerOptionsOf(c_, grid_, *layout);
   options.threads = FoldWorkers(c_.limits);
-  ASSIGN_OR_RETURN(optimizer_, aggregation::MakeServerOptimizer(options, layout));
-  RETURN_IF_ERROR(AddEstimates(layout));
+  ASSIGN_OR_RETURN(auto optimizer, aggregation::MakeServerOptimizer(options, layout));
+  ASSIGN_OR_RETURN(optimizer_, WithEstimates(std::move(optimizer), layout));
   if (optimizer_->state_bytes() <= kMostStateBytes) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "the moments of the server optimizer ", std::string(optimizer_->name()), " have ",
@@ -60,11 +60,13 @@ absl::Status Root::MakeOptimizer(std::shared_ptr<const aggregation::ModelLayout>
       kMostStateBytes, "; take fedavg, or a smaller model"));
 }
 
-// Where the codec of some tensor is with ef21.
-absl::Status Root::AddEstimates(const std::shared_ptr<const aggregation::ModelLayout>& layout) {
+// Around it where the codec of some tensor is with ef21.
+absl::StatusOr<std::unique_ptr<aggregation::ServerOptimizer>> Root::WithEstimates(
+    std::unique_ptr<aggregation::ServerOptimizer> optimizer,
+    const std::shared_ptr<const aggregation::ModelLayout>& layout) {
   ASSIGN_OR_RETURN(const auto codec, compression::CodecPolicy::Parse(c_.compression.codec));
-  RETURN_IF_ERROR(AddPlanes(*codec, layout));
-  if (!codec->estimates()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(optimizer, WithPlanes(*codec, std::move(optimizer), layout));
+  if (!codec->estimates()) return optimizer;
   aggregation::Ef21Options options{
       .tensors = {},
       .population_weight = c_.compression.population_weight << grid_.weight_fraction_bits,
@@ -75,15 +77,14 @@ absl::Status Root::AddEstimates(const std::shared_ptr<const aggregation::ModelLa
         tensor.policy != aggregation::Policy::kSkip && aggregation::IsFloat(tensor.dtype) &&
         codec->For(tensor.name, layout->TensorElements(t), tensor.shape.size()).estimate);
   }
-  ASSIGN_OR_RETURN(optimizer_,
-                   aggregation::MakeEf21(std::move(options), std::move(optimizer_), layout));
-  return absl::OkStatus();
+  return aggregation::MakeEf21(std::move(options), std::move(optimizer), layout);
 }
 
-// Where the codec of some tensor is with dct.
-absl::Status Root::AddPlanes(const compression::CodecPolicy& codec,
-                             const std::shared_ptr<const aggregation::ModelLayout>& layout) {
-  if (!codec.transforms()) return absl::OkStatus();
+// Around it where the codec of some tensor is with dct.
+absl::StatusOr<std::unique_ptr<aggregation::ServerOptimizer>> Root::WithPlanes(
+    const compression::CodecPolicy& codec, std::unique_ptr<aggregation::ServerOptimizer> optimizer,
+    const std::shared_ptr<const aggregation::ModelLayout>& layout) {
+  if (!codec.transforms()) return optimizer;
   std::vector<compression::PlaneShape> planes(layout->tensors().size());
   for (uint32_t t = 0; t < planes.size(); ++t) {
     const aggregation::TensorSpec& tensor = layout->tensors()[t];
@@ -94,9 +95,7 @@ absl::Status Root::AddPlanes(const compression::CodecPolicy& codec,
         codec.For(tensor.name, layout->TensorElements(t), tensor.shape.size()).planes;
     if (shape.Divides(tensor.shape)) planes[t] = shape;
   }
-  ASSIGN_OR_RETURN(optimizer_,
-                   aggregation::MakeInPlanes(std::move(planes), std::move(optimizer_), layout));
-  return absl::OkStatus();
+  return aggregation::MakeInPlanes(std::move(planes), std::move(optimizer), layout);
 }
 
 absl::Status Root::MakeSketches(const std::shared_ptr<const aggregation::ModelLayout>& layout,

@@ -32,8 +32,8 @@ class UplinkHandler {
   virtual void OnParentGoingAway() {}                    // told before it is
   virtual void OnParentRefused(std::string reason) = 0;  // for good
   virtual void OnParentCollect(uint64_t /*round*/) {}    // the sum is wanted
-  virtual void OnParentClaims(v1::ClaimsAnswer /*answer*/) {}
-  virtual void OnParentVerdicts(v1::Verdicts /*verdicts*/) {}
+  virtual void OnParentClaims(v1::ClaimsAnswer answer) = 0;
+  virtual void OnParentVerdicts(v1::Verdicts verdicts) = 0;
   virtual void OnModel(std::shared_ptr<const ModelVersion> model) = 0;
   // The parent has all of a partial sum, or refuses it, or the last try failed.
   virtual void OnForwarded(uint64_t round, absl::Status status, double seconds) = 0;

@@ -28,10 +28,14 @@ class Root final : public NodeBase {
  private:
   // root_model.cc
   absl::Status LoadModel();
-  absl::Status MakeOptimizer(std::shared_ptr<const aggregation::ModelLayout> layout);
-  absl::Status AddEstimates(const std::shared_ptr<const aggregation::ModelLayout>& layout);
-  absl::Status AddPlanes(const compression::CodecPolicy& codec,
-                         const std::shared_ptr<const aggregation::ModelLayout>& layout);
+  absl::Status MakeOptimizer(const std::shared_ptr<const aggregation::ModelLayout>& layout);
+  absl::StatusOr<std::unique_ptr<aggregation::ServerOptimizer>> WithEstimates(
+      std::unique_ptr<aggregation::ServerOptimizer> optimizer,
+      const std::shared_ptr<const aggregation::ModelLayout>& layout);
+  absl::StatusOr<std::unique_ptr<aggregation::ServerOptimizer>> WithPlanes(
+      const compression::CodecPolicy& codec,
+      std::unique_ptr<aggregation::ServerOptimizer> optimizer,
+      const std::shared_ptr<const aggregation::ModelLayout>& layout);
   absl::Status MakeSketches(const std::shared_ptr<const aggregation::ModelLayout>& layout,
                             const std::string& state);
 

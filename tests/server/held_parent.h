@@ -132,6 +132,8 @@ class DeafChild : public UplinkHandler {
   void OnParentOutcome(v1::Outcome) override {}
   void OnParentStop(v1::Stop) override {}
   void OnParentRefused(std::string) override {}
+  void OnParentClaims(v1::ClaimsAnswer) override {}
+  void OnParentVerdicts(v1::Verdicts) override {}
   void OnModel(std::shared_ptr<const ModelVersion>) override {}
   void OnForwarded(uint64_t, absl::Status, double) override {}
   void OnReleased(uint64_t) override {}
