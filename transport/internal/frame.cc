@@ -71,7 +71,7 @@ std::string EncodeControl(const ControlMessage& message) {
   Store<uint16_t>(to + 6, static_cast<uint16_t>(text));
   Store<uint64_t>(to + 8, message.a);
   Store<uint64_t>(to + 16, message.b);
-  std::memcpy(to + ControlMessage::kHeaderBytes, message.text.data(), text);
+  message.text.copy(out.data() + ControlMessage::kHeaderBytes, text);
   uint32_t crc = Crc32c({to, 24});
   crc = ExtendCrc32c(crc, {to + ControlMessage::kHeaderBytes, text});
   Store<uint32_t>(to + 24, crc);

@@ -129,7 +129,8 @@ class CudaMemory final : public ArenaMemory {
     if (way == Way::kStaged) return api_.RegMr(pd, host_ + offset, bytes, kAccess);
     const uint64_t at = device_ + offset;
     if (way == Way::kPeer) {
-      return api_.RegMr(pd, reinterpret_cast<void*>(at), bytes, kAccess);
+      auto* const on_gpu = reinterpret_cast<void*>(at);  // NOLINT: CUDA gives addresses as integers
+      return api_.RegMr(pd, on_gpu, bytes, kAccess);
     }
     int fd = -1;
     if (cuda_->CtxSetCurrent(context_) != 0 ||

@@ -137,7 +137,7 @@ absl::Status RoceCore::Send(Chunk chunk) {
   const internal::SlotChunk queued = state_.Queue(SlotOf(chunk), chunk.size(), chunk.tag());
   const uint32_t peer_slot = peer_slot_[queued.sequence % peer_slot_.size()];
   lock.unlock();
-  const absl::Status prepared = Prepare(queued, chunk.filled_on_device());
+  absl::Status prepared = Prepare(queued, chunk.filled_on_device());
   lock.lock();
   Release(chunk);
   if (prepared.ok()) {

@@ -112,6 +112,7 @@ std::vector<PortTable> PortTables(size_t device, const std::string& name,
     table.gids.push_back(EntryOf(entry));
   }
   std::vector<PortTable> tables;
+  tables.reserve(ports.size());
   for (auto& [port, table] : ports) tables.push_back(std::move(table));
   return tables;
 }

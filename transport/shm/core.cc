@@ -117,7 +117,7 @@ absl::Status ShmCore::Send(Chunk chunk) {
   const uint32_t crc = Crc32c(chunk.bytes());
   {
     std::unique_lock lock(mutex_);
-    const absl::Status status = state_.SendStatus();
+    absl::Status status = state_.SendStatus();
     if (!status.ok()) {
       lock.unlock();
       return status;  // the chunk's end gives the slot back

@@ -76,7 +76,7 @@ absl::Status SimLinkCore::Send(Chunk chunk) {
   RETURN_IF_ERROR(
       internal::CheckSendable(OwnerOf(chunk) == this, chunk, state_.IsSendSlot(SlotOf(chunk))));
   World::Lock lock(world_->mutex);
-  const absl::Status status = state_.SendStatus();
+  absl::Status status = state_.SendStatus();
   if (!status.ok()) {
     lock.unlock();
     return status;  // the chunk's end gives the slot back

@@ -92,7 +92,7 @@ absl::Status TcpCore::Send(Chunk chunk) {
   RETURN_IF_ERROR(
       internal::CheckSendable(OwnerOf(chunk) == this, chunk, state_.IsSendSlot(SlotOf(chunk))));
   std::unique_lock lock(mutex_);
-  const absl::Status status = state_.SendStatus();
+  absl::Status status = state_.SendStatus();
   if (!status.ok()) {
     lock.unlock();
     return status;  // the chunk's end gives the slot back
