@@ -97,8 +97,7 @@ std::string Collector::CheckPartial(const v1::PartialSumHeader& header) const {
     return absl::StrCat("it has ", header.chunks(), " chunks, the layout ", sum_->chunk_count());
   }
   if (header.contributors().empty()) return "it names no contributors";
-  if (std::string why = CheckContributors(header, async_ != nullptr); !why.empty())
-    return why;
+  if (std::string why = CheckContributors(header, async_ != nullptr); !why.empty()) return why;
   if (header.packed_bytes() > sum_->chunk_count() * aggregation::kMaxPackedChunkBytes ||
       header.packed_bytes() > budget_.limit()) {
     return absl::StrCat("its ", header.packed_bytes(), " bytes pass [limits] inflight_bytes (",
