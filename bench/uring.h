@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 
 namespace tributary::bench {
@@ -42,6 +43,7 @@ class Uring {
 
   // Enters the request and waits for `wait_for` completions to be there.
   void Submit(const io_uring_sqe& request, unsigned int wait_for) {
+    if (!valid()) std::abort();  // whoever made it asked
     const uint32_t tail = *submit_tail_;
     requests_[tail & submit_mask_] = request;
     submit_array_[tail & submit_mask_] = tail & submit_mask_;
