@@ -276,7 +276,7 @@ class RoguePeer {
   // A whole chunk 0 of `bytes` zeros, its header changed by `change`, written to `slot`.
   template <typename Change>
   void Write(uint64_t sequence, uint32_t slot, size_t bytes, Change change) {
-    const roce::Slot& from = wire_->slot(0);
+    const roce::Slot& from = wire_->slot(written_++);  // the device may still read the last one
     std::memset(from.data, 0, roce::kHeaderRoom + bytes);
     internal::ChunkHeaderBytes header = internal::EncodeChunkHeader(
         {.payload_bytes = static_cast<uint32_t>(bytes),
@@ -302,6 +302,7 @@ class RoguePeer {
  private:
   internal::Fd control_;
   std::unique_ptr<roce::Wire> wire_;
+  uint32_t written_ = 0;
 };
 
 TEST_F(Roce, PeerThatBreaksTheProtocolEndsItsLinkAndNoOther) {
