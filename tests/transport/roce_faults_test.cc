@@ -312,32 +312,35 @@ TEST_F(Roce, PeerThatBreaksTheProtocolEndsItsLinkAndNoOther) {
     RoguePeer rogue(verbs_, *listener_);
     auto link = listener_->Accept(Soon());
     EXPECT_TRUE(link.ok()) << link.status();
-    misbehave(rogue);
+    misbehave(rogue, **link);
     absl::Status status;
     while (status.ok()) status = (*link)->Receive(Soon()).status();
     return status;
   };
-  absl::Status status = first_error([&](RoguePeer& rogue) { rogue.Write(0, 2, 10, nothing); });
+  absl::Status status =
+      first_error([&](RoguePeer& rogue, transport::Link&) { rogue.Write(0, 2, 10, nothing); });
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
   EXPECT_THAT(Words(status), HasSubstr("chunk 0 came to slot 2, which was not granted for it"));
-  status = first_error([&](RoguePeer& rogue) {
+  status = first_error([&](RoguePeer& rogue, transport::Link&) {
     rogue.Write(0, 0, 10, [](internal::ChunkHeaderBytes& header) { header[9] ^= 4; });
   });
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
   EXPECT_THAT(Words(status), HasSubstr("CRC32C"));
-  status = first_error([&](RoguePeer& rogue) {
+  status = first_error([&](RoguePeer& rogue, transport::Link& link) {
     rogue.Write(0, 0, 10, nothing);
+    const auto first = link.Receive(Soon());  // its header has been read
+    EXPECT_TRUE(first.ok()) << first.status();
     rogue.Write(0, 0, 10, nothing);
   });
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
   EXPECT_THAT(Words(status), HasSubstr("twice"));
   // Without credit: the first four were granted.
-  status = first_error([&](RoguePeer& rogue) { rogue.Write(4, 0, 10, nothing); });
+  status = first_error([&](RoguePeer& rogue, transport::Link&) { rogue.Write(4, 0, 10, nothing); });
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
-  status = first_error([&](RoguePeer& rogue) { rogue.Grant(5, 0); });
+  status = first_error([&](RoguePeer& rogue, transport::Link&) { rogue.Grant(5, 0); });
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
   EXPECT_THAT(Words(status), HasSubstr("granted slot 0 out of turn"));
-  status = first_error([&](RoguePeer& rogue) { rogue.Grant(4, 1000); });
+  status = first_error([&](RoguePeer& rogue, transport::Link&) { rogue.Grant(4, 1000); });
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
   ASSERT_EQ(SendOne(1, 10), absl::OkStatus());
   ExpectOne(1, 10);

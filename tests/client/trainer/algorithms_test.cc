@@ -106,7 +106,7 @@ TEST_F(AlgorithmsTest, RestartsOfTheRootAndOfTheClientsAfterEachRoundChangeNoBit
     std::filesystem::create_directories(state);
     for (size_t round = 0; round < 3; ++round) {
       TestNode root(Root(algorithm, absl::StrCat("lives-", a)));
-      Clients clients(Everywhere(root), state, round + 1);
+      Clients clients(Everywhere(root), state, round + 1, round + 1);
       EXPECT_EQ(root.Round(0).model_sha256, whole[round]) << algorithm.name << " " << round;
     }
   }
@@ -117,7 +117,7 @@ TEST_F(AlgorithmsTest, WithoutItsMemoryAClientTrainsOtherwise) {
   const std::vector<std::string> whole = RunFlat(algorithm, "whole");
   for (size_t round = 0; round < 2; ++round) {
     TestNode root(Root(algorithm, "lives"));
-    Clients clients(Everywhere(root), "", round + 1);
+    Clients clients(Everywhere(root), "", round + 1, round + 1);
     const std::string hash = root.Round(0).model_sha256;
     EXPECT_EQ(hash == whole[round], round == 0) << "the memory is what makes the difference";
   }

@@ -6,12 +6,14 @@
 
 #include <cmath>
 #include <fstream>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "absl/synchronization/notification.h"
 #include "client/client.h"
 #include "tests/server/node_fixture.h"
 #include "training_fixture.h"
@@ -63,14 +65,20 @@ inline std::string WriteModel(const TempDir& dir) {
   return path;
 }
 
-// TorchTrainer, but away in one round; remembers what it was given last.
+// TorchTrainer, but away in one round; remembers what it was given last. Rounds after `last` are
+// held until Release.
 class Watched final : public Trainer {
  public:
-  Watched(size_t client, std::shared_ptr<NetworkPool> pool)
+  Watched(size_t client, std::shared_ptr<NetworkPool> pool, uint64_t last)
       : client_(client),
+        last_(last),
         inner_(MakeTrainer(std::move(pool), DataOf(client), "client-" + std::to_string(client))) {}
   absl::StatusOr<TrainResult> Train(const TrainTask& task,
                                     const std::function<bool()>& cancelled) override {
+    if (task.spec.round() > last_) {
+      released_.WaitForNotification();
+      return absl::UnavailableError("beyond the test's last round");
+    }
     memory_.clear();
     for (const auto& tensor : task.memory) memory_.emplace_back(tensor.begin(), tensor.end());
     base_ = task.base;
@@ -86,12 +94,17 @@ class Watched final : public Trainer {
   absl::StatusOr<std::vector<v1::Metric>> Evaluate(const TrainTask& task) override {
     return inner_->Evaluate(task);
   }
+  void Release() {
+    if (!released_.HasBeenNotified()) released_.Notify();
+  }
   const std::vector<std::vector<float>>& memory() const { return memory_; }
   const ModelBytes& base() const { return base_; }
   const aggregation::ModelLayout& layout() const { return *layout_; }
 
  private:
   const size_t client_;
+  const uint64_t last_;
+  absl::Notification released_;
   const std::unique_ptr<TorchTrainer> inner_;
   std::vector<std::vector<float>> memory_;
   ModelBytes base_;
@@ -101,11 +114,13 @@ class Watched final : public Trainer {
 // The three clients, each on a thread of its own, until they are stopped or the run ends.
 class Clients {
  public:
-  // Client i joins endpoints[i]; `epoch` is larger in each later life.
-  Clients(const std::vector<std::string>& endpoints, const std::string& state, uint64_t epoch) {
+  // Client i joins endpoints[i]; `epoch` is larger in each later life. None trains in a round after
+  // `last`: a life of which a test wants so many has no more of them.
+  Clients(const std::vector<std::string>& endpoints, const std::string& state, uint64_t epoch,
+          uint64_t last = std::numeric_limits<uint64_t>::max()) {
     const auto pool = MakePool("logreg", kClients);
     for (size_t i = 0; i < kClients; ++i) {
-      trainers_.push_back(std::make_unique<Watched>(i, pool));
+      trainers_.push_back(std::make_unique<Watched>(i, pool, last));
       ClientOptions options;
       options.endpoints = {endpoints[i]};
       options.id = "client-" + std::to_string(i);
@@ -122,6 +137,7 @@ class Clients {
   ~Clients() { Stop(); }
   void Stop() {
     for (auto& client : clients_) client->Shutdown();
+    for (auto& trainer : trainers_) trainer->Release();
     Join();
   }
   void Join() {
