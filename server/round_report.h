@@ -25,7 +25,7 @@ struct RoundReport {
   // took part), elsewhere towards the parent.
   std::string transport;
   std::string codec;
-  std::string model_sha256;      // hex; of the model after this round
+  std::string model_sha256;      // hex; of the model after this round; a rack's: that it holds then
   std::string published_sha256;  // hex; of what clients are given of it (server/downlink.h)
   uint64_t model_bytes = 0;
   std::map<std::string, double>
