@@ -24,12 +24,6 @@ inline constexpr uint64_t kBlockElements = 512;  // bit-packed to one width
 // The most bytes of a packed chunk: 256 widths and 64 bits an element.
 inline constexpr uint64_t kMaxPackedChunkBytes = 256 + 8 * kChunkElements;
 
-// A range of the flat element space; workers own disjoint ones.
-struct ElementRange {
-  uint64_t begin = 0;
-  uint64_t end = 0;
-};
-
 // What a MAX tensor's elements hold before anything is folded: below every value that can be.
 inline constexpr int64_t kNothing = std::numeric_limits<int64_t>::min();
 

@@ -18,6 +18,10 @@
 namespace tributary::aggregation {
 namespace {
 
+// After so many elements of a pass, what is folded of the updates is released: often enough to
+// matter, and work enough in between that the telling costs nothing.
+constexpr uint64_t kReleaseElements = uint64_t{1} << 20;
+
 int64_t ThreadCpuNanoseconds() {
   timespec now{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
@@ -41,6 +45,7 @@ struct FoldPool::State {
     std::shared_ptr<const PackedPartial> partial;  // neither
     bool subtract = false;                         // the partial sum
     std::function<void()> done;
+    std::function<void(uint64_t)> released;  // null: nobody asks
     std::atomic<int> ranges_left{0};
   };
   using Work = std::shared_ptr<Item>;
@@ -66,11 +71,13 @@ struct FoldPool::State {
   void HandIn(const Work& item);
   void Gather(const Work& item);
   void Flush();
+  void FlushUnlocked(std::unique_lock<std::mutex>* worker_lock);
   void Deal(const Work& item);
   bool Concerns(const Item& item, ElementRange range) const;
   void Run(Worker* worker);
   void AwaitWork(Worker* worker, std::unique_lock<std::mutex>* lock);
   void Process(const std::vector<Work>& batch, ElementRange range);
+  void FoldUpdates(const std::vector<Work>& batch, ElementRange range);
   void FinishRange(const Work& item);
 
   const size_t updates_per_pass;
@@ -119,10 +126,12 @@ void FoldPool::Target(ExactAccumulator* accumulator) {
   }
 }
 
-void FoldPool::Fold(std::shared_ptr<const EncodedUpdate> update, std::function<void()> done) {
+void FoldPool::Fold(std::shared_ptr<const EncodedUpdate> update, std::function<void()> done,
+                    std::function<void(uint64_t)> released) {
   auto item = std::make_shared<State::Item>();
   item->update = std::move(update);
   item->done = std::move(done);
+  item->released = std::move(released);
   state_->HandIn(item);
 }
 
@@ -232,14 +241,19 @@ void FoldPool::State::AwaitWork(Worker* worker, std::unique_lock<std::mutex>* lo
       worker->wake.wait_until(*lock, *worker->flush_at);
     } else {
       worker->flush_at.reset();
-      lock->unlock();  // the target's mutex comes before a worker's
-      {
-        const std::lock_guard target_lock(target_mutex);
-        Flush();
-      }
-      lock->lock();
+      FlushUnlocked(lock);
     }
   }
+}
+
+// The target's mutex comes before a worker's.
+void FoldPool::State::FlushUnlocked(std::unique_lock<std::mutex>* worker_lock) {
+  worker_lock->unlock();
+  {
+    const std::lock_guard target_lock(target_mutex);
+    Flush();
+  }
+  worker_lock->lock();
 }
 
 void FoldPool::State::Run(Worker* worker) {
@@ -249,6 +263,8 @@ void FoldPool::State::Run(Worker* worker) {
       std::unique_lock lock(worker->mutex);
       AwaitWork(worker, &lock);
       if (worker->queue.empty()) return;
+      // Who begins a pass takes along all that is whole.
+      FlushUnlocked(&lock);
       while (!worker->queue.empty() && batch.size() < updates_per_pass) {
         batch.push_back(std::move(worker->queue.front()));
         worker->queue.pop_front();
@@ -262,14 +278,28 @@ void FoldPool::State::Run(Worker* worker) {
   }
 }
 
-// Updates share one pass; partial sums are merged (or subtracted) one by one. Integer addition does
-// not mind the order.
-void FoldPool::State::Process(const std::vector<Work>& batch, ElementRange range) {
+// Whoever waits for memory need not wait for the end of the pass.
+void FoldPool::State::FoldUpdates(const std::vector<Work>& batch, ElementRange range) {
   std::vector<const EncodedUpdate*> updates;
   for (const Work& item : batch) {
     if (item->update != nullptr) updates.push_back(item->update.get());
   }
-  if (!updates.empty()) accumulator->Fold(updates, range);
+  if (updates.empty()) return;
+  for (uint64_t begin = range.begin; begin < range.end; begin += kReleaseElements) {
+    const uint64_t end = std::min(begin + kReleaseElements, range.end);
+    accumulator->Fold(updates, {begin, end});
+    for (const Work& item : batch) {
+      if (item->update == nullptr) continue;
+      const uint64_t bytes = item->update->Release({range.begin, end});
+      if (bytes > 0 && item->released != nullptr) item->released(bytes);
+    }
+  }
+}
+
+// Updates share one pass; partial sums are merged (or subtracted) one by one. Integer addition does
+// not mind the order.
+void FoldPool::State::Process(const std::vector<Work>& batch, ElementRange range) {
+  FoldUpdates(batch, range);
   if (range.begin == range.end) return;
   for (const Work& item : batch) {
     if (item->partial == nullptr) continue;
@@ -301,6 +331,7 @@ void FoldPool::State::FinishRange(const Work& item) {
   }
   if (item->done) item->done();
   item->done = nullptr;
+  item->released = nullptr;
   const std::lock_guard lock(target_mutex);
   if (--uncalled == 0) idle.notify_all();
 }

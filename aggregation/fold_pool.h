@@ -39,7 +39,10 @@ class FoldPool {
 
   // Work goes to this accumulator from now on. Only while nothing is in flight (CHECKed).
   void Target(ExactAccumulator* accumulator);
-  void Fold(std::shared_ptr<const EncodedUpdate> update, std::function<void()> done);
+  // An update's bytes are released as the passes go over them: so many more are free, says
+  // `released`, on worker threads and before `done`; it must not block. The rest go at the end.
+  void Fold(std::shared_ptr<const EncodedUpdate> update, std::function<void()> done,
+            std::function<void(uint64_t bytes)> released = nullptr);
   void Flush();  // what is gathered is folded now
   void Merge(std::shared_ptr<const PackedPartial> partial, std::function<void()> done);
   // Undoes a Merge, in whatever order the two come to the workers. Its chunks are such as

@@ -44,6 +44,12 @@ struct Tile {
   uint64_t offset = 0;  // of its first element in the aggregate's flat element space
 };
 
+// A range of the flat element space: all tensors' elements, one tensor after another.
+struct ElementRange {
+  uint64_t begin = 0;
+  uint64_t end = 0;
+};
+
 // Immutable, thread-safe.
 class ModelLayout {
  public:

@@ -46,6 +46,18 @@ std::shared_ptr<const EncodedUpdate> EncodedUpdate::WithWeight(int64_t weight) c
   return copy;
 }
 
+uint64_t EncodedUpdate::Release(ElementRange folded) const {
+  uint64_t bytes = 0;
+  for (Piece& piece : pieces_) {
+    // By the range first: of a piece in another's range nothing is read that the other writes.
+    if (piece.elements.begin < folded.begin || piece.elements.end > folded.end) continue;
+    if (piece.owner == nullptr) continue;
+    piece.owner.reset();
+    bytes += piece.bytes;
+  }
+  return bytes;
+}
+
 UpdateAssembler::UpdateAssembler(std::shared_ptr<const ModelLayout> layout, const Grid& grid,
                                  std::string id, int64_t weight, uint64_t declared_bytes)
     : layout_(std::move(layout)),
@@ -86,11 +98,16 @@ bool UpdateAssembler::Add(const PiecedBytes& bytes, std::shared_ptr<const void> 
   }
   update_->encoded_bytes_ += bytes.size();
   for (const ByteSpan piece : bytes.pieces()) crc_ = ExtendCrc32c(crc_, piece);
-  update_->owners_.push_back(std::move(owner));
+  EncodedUpdate::Piece piece{{UINT64_MAX, 0}, bytes.size(), std::move(owner)};
   ByteCursor cursor(bytes);
   while (!cursor.Contiguous().empty()) {
     if (!AddSegment(&cursor)) return false;
+    const EncodedUpdate::Segment& segment = update_->segments_.back();
+    const uint64_t first = layout_->TensorElementOffset(segment.tensor) + segment.first;
+    piece.elements.begin = std::min(piece.elements.begin, first);
+    piece.elements.end = first + segment.count;
   }
+  if (piece.elements.end > 0) update_->pieces_.push_back(std::move(piece));
   return true;
 }
 

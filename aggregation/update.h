@@ -28,7 +28,8 @@ struct Refusal {
   std::string message;
 };
 
-// A validated update. Immutable, thread-safe. Holds its encoded bytes alive.
+// A validated update. Immutable, thread-safe. Holds its encoded bytes alive, but for those that
+// were released.
 class EncodedUpdate {
  public:
   struct Segment {
@@ -47,12 +48,22 @@ class EncodedUpdate {
   // The same update, its bytes shared, with another weight: where that is known only when it is
   // folded.
   std::shared_ptr<const EncodedUpdate> WithWeight(int64_t weight) const;
+  // Lets go of the bytes whose elements all lie in `folded`, and says how many they were. For who
+  // folds the update piece by piece: nobody may read those elements again. Threads: beside other
+  // calls, if their ranges have no element in common.
+  uint64_t Release(ElementRange folded) const;
 
  private:
   friend class UpdateAssembler;
+  // What was added at once: whole segments, adjacent ones.
+  struct Piece {
+    ElementRange elements;
+    uint64_t bytes = 0;
+    std::shared_ptr<const void> owner;
+  };
   std::vector<Segment> segments_;
   std::vector<uint32_t> segment_of_tile_;
-  std::vector<std::shared_ptr<const void>> owners_;
+  mutable std::vector<Piece> pieces_;
   int64_t weight_ = 0;
   std::string id_;
   uint64_t encoded_bytes_ = 0;
@@ -70,8 +81,9 @@ class UpdateAssembler {
   // Which tensors come as sketches (aggregation/sketches.h): those and no others do. Without it
   // none may. Before Add.
   void Expect(std::shared_ptr<const SketchedTensors> sketched) { sketched_ = std::move(sketched); }
-  // Takes whole segments; `owner` keeps `bytes` alive until the update is destroyed. Everything in
-  // them is validated now, while it is in the cache. False where the update is refused: see
+  // Takes whole segments; `owner` keeps `bytes` alive until the update is destroyed or has released
+  // them. Everything in them is validated now, while it is in the cache. False where the update is
+  // refused: see
   // refusal().
   bool Add(const PiecedBytes& bytes, std::shared_ptr<const void> owner);
   // The trailer: total length and CRC32C (over all segments' bytes). Null where refused.

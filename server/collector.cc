@@ -40,11 +40,12 @@ Collector::Collector(EventLoop* loop, const LimitsConfig& limits, Callbacks call
       limits_(limits),
       callbacks_(std::move(callbacks)),
       budget_(limits.inflight_bytes),
-      // Half the budget is folded while the other half comes in.
+      // The larger part of the budget goes over the sums at once, and is free for others piece by
+      // piece while it does.
       pool_({.workers = FoldWorkers(limits),
              .updates_per_pass = 16,
              .gather_seconds = kGatherSeconds,
-             .gather_bytes = limits.inflight_bytes / 4}),
+             .gather_bytes = limits.inflight_bytes / 4 * 3}),
       pacer_({.start_within = absl::Seconds(limits.grant_timeout_s)}) {
   loop_->PostAfter(kSweepEvery, [this] { Sweep(); });
 }

@@ -92,8 +92,9 @@ class FrontDoor {
   struct Options {
     std::string listen;  // "host:port"; port 0 for any
     uint32_t max_sessions = 20000;
-    uint64_t stream_window_bytes = 1 << 16;  // of each upload, taken in before it is asked for
-    TlsConfig tls = {};                      // cert, key and client_ca of it; none: no TLS
+    // Of each upload, taken in before it is asked for.
+    uint64_t stream_window_bytes = LimitsConfig().stream_window_bytes;
+    TlsConfig tls = {};  // cert, key and client_ca of it; none: no TLS
   };
   // Starts listening at once. UNAVAILABLE names the address (a port in use).
   static absl::StatusOr<std::unique_ptr<FrontDoor>> Start(const Options& options,

@@ -66,10 +66,11 @@ bool Collector::Holds(uint64_t ticket, const std::shared_ptr<Upload>& upload) co
   return it != tickets_.end() && it->second.upload == upload;
 }
 
-// Where nothing is on its way, nor in line, nothing that is whole waits for more to share its pass.
+// Where nothing is on its way, and nothing in line but for memory, nothing that is whole waits for
+// more to share its pass.
 void Collector::Received(Ticket* ticket) {
   if (!std::exchange(ticket->receiving, false)) return;
-  if (--receiving_ == 0 && asks_.empty()) pool_.Flush();
+  if (--receiving_ == 0 && (asks_.empty() || budget_.waiting() > 0)) pool_.Flush();
 }
 
 void Collector::EndTicket(uint64_t ticket) {
@@ -273,8 +274,11 @@ void Collector::UploadComplete(const std::shared_ptr<Upload>& upload,
   stragglers_.Whole(upload->header().id(), update->encoded_bytes(), false, last_upload_);
   bytes_.from_clients += update->encoded_bytes();
   bytes_.below += update->encoded_bytes();
-  pool_.Fold(std::move(update),
-             [this, ticket] { loop_->Post([this, ticket] { Folded(ticket); }); });
+  pool_.Fold(
+      std::move(update), [this, ticket] { loop_->Post([this, ticket] { Folded(ticket); }); },
+      [this, ticket](uint64_t bytes) {
+        loop_->Post([this, ticket, bytes] { Released(ticket, bytes); });
+      });
   Received(&tickets_[ticket]);
   callbacks_.passed("upload");
 }
@@ -314,6 +318,15 @@ void Collector::AddMetrics(const google::protobuf::RepeatedPtrField<v1::MetricSu
     if (!status.ok())
       spdlog::warn("round {}: a metric is left out: {}", spec_.round(), Text(status));
   }
+}
+
+// What is folded of an update takes no memory any more.
+void Collector::Released(uint64_t ticket, uint64_t bytes) {
+  const auto it = tickets_.find(ticket);
+  if (it == tickets_.end()) return;
+  const uint64_t freed = std::min(bytes, it->second.reserved);
+  it->second.reserved -= freed;
+  budget_.Release(freed);
 }
 
 void Collector::Folded(uint64_t ticket) {

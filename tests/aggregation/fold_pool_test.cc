@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <future>
@@ -62,6 +63,86 @@ TEST(FoldPoolTest, FreesAnUpdateBeforeItCallsBack) {
   pool.Fold(std::move(update), [&] { freed = alive.expired(); });
   pool.Wait();
   EXPECT_TRUE(freed);
+}
+
+// Three million elements in segments of a MiB, four of which a pass folds between two releases.
+struct Large {
+  static constexpr uint64_t kElements = uint64_t{3} << 20;
+  static constexpr uint64_t kSegmentBytes = compression::SegmentHeader::kBytes + (1u << 20);
+
+  testing::LayoutPtr layout = testing::MakeLayout({{"w", {kElements}}});
+  testing::Recorded recorded;
+  std::vector<std::weak_ptr<const std::vector<uint8_t>>> alive;
+
+  Large() {
+    auto deltas = testing::RandomDeltas(*layout, 1);
+    recorded = testing::Record(*layout, {"fp32"}, "c", 3, deltas);
+  }
+  testing::UpdatePtr Update() {
+    UpdateAssembler assembler(layout, Grid(), "c", 3, recorded.size());
+    alive.clear();
+    for (const auto& segment : recorded.segments) {
+      const auto owned = std::make_shared<const std::vector<uint8_t>>(segment);
+      alive.push_back(owned);
+      EXPECT_TRUE(assembler.Add(PiecedBytes(*owned), owned)) << assembler.refusal().message;
+    }
+    return assembler.Finish(recorded.size(), recorded.crc());
+  }
+  size_t Freed() const {
+    return static_cast<size_t>(
+        std::count_if(alive.begin(), alive.end(), [](const auto& one) { return one.expired(); }));
+  }
+};
+
+TEST(FoldPoolTest, ReleasesAnUpdatePieceByPieceAsThePassGoesOverIt) {
+  Large large;
+  auto sum = testing::MakeAccumulator(large.layout, Grid());
+  FoldPool pool({1, 16});
+  pool.Target(sum.get());
+  std::vector<uint64_t> released;
+  std::vector<size_t> freed;
+  testing::UpdatePtr update = large.Update();
+  ASSERT_EQ(large.alive.size(), 12u);
+  pool.Fold(std::move(update), nullptr, [&](uint64_t bytes) {
+    released.push_back(bytes);
+    freed.push_back(large.Freed());
+  });
+  pool.Wait();
+  EXPECT_EQ(released, std::vector<uint64_t>(3, 4 * Large::kSegmentBytes));
+  EXPECT_EQ(freed, (std::vector<size_t>{4, 8, 12}));
+  auto expected = testing::MakeAccumulator(large.layout, Grid());
+  testing::FoldAll(expected.get(), {large.Update()});
+  EXPECT_EQ(testing::DigestOf(*sum), testing::DigestOf(*expected));
+}
+
+// Of five ranges some end within a segment: that one goes at the end, with the update.
+TEST(FoldPoolTest, EachWorkerReleasesWhatIsWhollyItsOwn) {
+  Large large;
+  auto sum = testing::MakeAccumulator(large.layout, Grid());
+  uint64_t whole = 0;
+  for (const ElementRange range : sum->Split(5)) {
+    const uint64_t first = (range.begin + (1u << 18) - 1) >> 18, last = range.end >> 18;
+    whole += last - first;
+  }
+  ASSERT_EQ(whole, 8u);
+  FoldPool pool({5, 16});
+  pool.Target(sum.get());
+  std::atomic<uint64_t> released = 0;
+  std::atomic<uint64_t> at_end = 0;
+  std::atomic<size_t> freed = 0;
+  pool.Fold(
+      large.Update(),
+      [&] {
+        at_end = released.load();
+        freed = large.Freed();
+      },
+      [&](uint64_t bytes) { released += bytes; });
+  pool.Wait();
+  EXPECT_EQ(at_end, whole * Large::kSegmentBytes) << "all is said before the end";
+  EXPECT_EQ(freed, 12u);
+  auto expected = testing::MakeAccumulator(large.layout, Grid());
+  testing::FoldAll(expected.get(), {large.Update()});
+  EXPECT_EQ(testing::DigestOf(*sum), testing::DigestOf(*expected));
 }
 
 TEST(FoldPoolTest, MergesPartialSumsAmongUpdatesHandedInFromManyThreads) {

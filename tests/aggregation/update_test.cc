@@ -8,6 +8,8 @@
 #include <array>
 #include <cmath>
 
+#include "base/checksum.h"
+#include "compression/segment.h"
 #include "testing.h"
 
 namespace tributary::aggregation {
@@ -155,6 +157,54 @@ TEST(UpdateAssemblerTest, KeepsTheBytesAliveAsLongAsTheUpdate) {
   EXPECT_FALSE(alive.expired());
   update.reset();
   EXPECT_TRUE(alive.expired());
+}
+
+// A message with the end of one tensor and all of the next goes when both are folded.
+TEST(EncodedUpdateTest, ReleasesWhatLiesWhollyWithinWhatIsFolded) {
+  const auto layout = testing::MakeLayout({{"w", {3 * 4096}}, {"b", {10}}});
+  auto deltas = testing::RandomDeltas(*layout, 3);
+  const auto recorded = testing::Record(*layout, {"fp32"}, "c", 1, deltas);
+  ASSERT_EQ(recorded.segments.size(), 2u);
+  // The first tensor in two segments: of a tile, and of two.
+  const std::vector<uint8_t>& w = recorded.segments[0];
+  const auto part = [&](uint64_t first, uint64_t count) {
+    std::vector<uint8_t> out(compression::SegmentHeader::kBytes);
+    compression::WriteSegmentHeader({.codec = static_cast<uint16_t>(compression::CodecId::kFp32),
+                                     .payload_bytes = static_cast<uint32_t>(4 * count),
+                                     .first = first,
+                                     .count = count},
+                                    out.data());
+    const auto begin = w.begin() + static_cast<ptrdiff_t>(out.size() + 4 * first);
+    out.insert(out.end(), begin, begin + static_cast<ptrdiff_t>(4 * count));
+    return out;
+  };
+  std::vector<std::vector<uint8_t>> messages = {part(0, 4096), part(4096, 8192)};
+  messages[1].insert(messages[1].end(), recorded.segments[1].begin(), recorded.segments[1].end());
+  uint64_t size = 0;
+  uint32_t crc = 0;
+  for (const auto& message : messages) {
+    size += message.size();
+    crc = ExtendCrc32c(crc, message);
+  }
+  UpdateAssembler assembler(layout, Grid(), "c", 1, size);
+  std::vector<std::weak_ptr<const std::vector<uint8_t>>> alive;
+  for (const auto& message : messages) {
+    const auto owned = std::make_shared<const std::vector<uint8_t>>(message);
+    alive.push_back(owned);
+    ASSERT_TRUE(assembler.Add(PiecedBytes(*owned), owned)) << assembler.refusal().message;
+  }
+  const auto update = assembler.Finish(size, crc);
+  ASSERT_NE(update, nullptr) << assembler.refusal().message;
+
+  EXPECT_EQ(update->Release({0, 4095}), 0u);
+  EXPECT_EQ(update->Release({1, 4096}), 0u);
+  EXPECT_FALSE(alive[0].expired());
+  EXPECT_EQ(update->Release({0, 3 * 4096}), messages[0].size());
+  EXPECT_TRUE(alive[0].expired());
+  EXPECT_FALSE(alive[1].expired()) << "the second tensor's elements are in it";
+  EXPECT_EQ(update->Release({4096, 3 * 4096 + 10}), messages[1].size());
+  EXPECT_TRUE(alive[1].expired());
+  EXPECT_EQ(update->Release({0, 3 * 4096 + 10}), 0u) << "once each";
 }
 
 TEST(UpdateAssemblerTest, AnUpdateOfNothingIsWhole) {
