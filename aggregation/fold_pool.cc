@@ -289,9 +289,9 @@ void FoldPool::State::FoldUpdates(const std::vector<Work>& batch, ElementRange r
     const uint64_t end = std::min(begin + kReleaseElements, range.end);
     accumulator->Fold(updates, {begin, end});
     for (const Work& item : batch) {
-      if (item->update == nullptr) continue;
+      if (item->update == nullptr || item->released == nullptr) continue;
       const uint64_t bytes = item->update->Release({range.begin, end});
-      if (bytes > 0 && item->released != nullptr) item->released(bytes);
+      if (bytes > 0) item->released(bytes);
     }
   }
 }

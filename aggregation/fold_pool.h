@@ -39,8 +39,9 @@ class FoldPool {
 
   // Work goes to this accumulator from now on. Only while nothing is in flight (CHECKed).
   void Target(ExactAccumulator* accumulator);
-  // An update's bytes are released as the passes go over them: so many more are free, says
-  // `released`, on worker threads and before `done`; it must not block. The rest go at the end.
+  // With `released` the update's bytes are let go as the passes go over them, and nobody else may
+  // read it: so many more are free, says `released`, on worker threads and before `done`; it must
+  // not block. The rest go at the end.
   void Fold(std::shared_ptr<const EncodedUpdate> update, std::function<void()> done,
             std::function<void(uint64_t bytes)> released = nullptr);
   void Flush();  // what is gathered is folded now

@@ -13,7 +13,6 @@
 #include "base/status.h"
 #include "bench/commands.h"
 #include "models/builtin.h"
-#include "server/config.h"
 #include "tributary/v1/client_service.grpc.pb.h"
 
 namespace tributary::bench {
@@ -262,8 +261,7 @@ int Sink(const SinkOptions& options) {
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
   if (!options.default_windows) {  // as at the front door
     builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
-    builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES,
-                               static_cast<int>(server::LimitsConfig().stream_window_bytes));
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 128 << 10);
   }
   auto server = builder.BuildAndStart();
   if (server == nullptr) {

@@ -161,7 +161,8 @@ TEST(UpdateAssemblerTest, KeepsTheBytesAliveAsLongAsTheUpdate) {
 
 // A message with the end of one tensor and all of the next goes when both are folded.
 TEST(EncodedUpdateTest, ReleasesWhatLiesWhollyWithinWhatIsFolded) {
-  const auto layout = testing::MakeLayout({{"w", {3 * 4096}}, {"b", {10}}});
+  constexpr uint64_t kTile = compression::kTileElements;
+  const auto layout = testing::MakeLayout({{"w", {3 * kTile}}, {"b", {10}}});
   auto deltas = testing::RandomDeltas(*layout, 3);
   const auto recorded = testing::Record(*layout, {"fp32"}, "c", 1, deltas);
   ASSERT_EQ(recorded.segments.size(), 2u);
@@ -178,7 +179,7 @@ TEST(EncodedUpdateTest, ReleasesWhatLiesWhollyWithinWhatIsFolded) {
     out.insert(out.end(), begin, begin + static_cast<ptrdiff_t>(4 * count));
     return out;
   };
-  std::vector<std::vector<uint8_t>> messages = {part(0, 4096), part(4096, 8192)};
+  std::vector<std::vector<uint8_t>> messages = {part(0, kTile), part(kTile, 2 * kTile)};
   messages[1].insert(messages[1].end(), recorded.segments[1].begin(), recorded.segments[1].end());
   uint64_t size = 0;
   uint32_t crc = 0;
@@ -196,15 +197,15 @@ TEST(EncodedUpdateTest, ReleasesWhatLiesWhollyWithinWhatIsFolded) {
   const auto update = assembler.Finish(size, crc);
   ASSERT_NE(update, nullptr) << assembler.refusal().message;
 
-  EXPECT_EQ(update->Release({0, 4095}), 0u);
-  EXPECT_EQ(update->Release({1, 4096}), 0u);
+  EXPECT_EQ(update->Release({0, kTile - 1}), 0u);
+  EXPECT_EQ(update->Release({1, kTile}), 0u);
   EXPECT_FALSE(alive[0].expired());
-  EXPECT_EQ(update->Release({0, 3 * 4096}), messages[0].size());
+  EXPECT_EQ(update->Release({0, 3 * kTile}), messages[0].size());
   EXPECT_TRUE(alive[0].expired());
   EXPECT_FALSE(alive[1].expired()) << "the second tensor's elements are in it";
-  EXPECT_EQ(update->Release({4096, 3 * 4096 + 10}), messages[1].size());
+  EXPECT_EQ(update->Release({kTile, 3 * kTile + 10}), messages[1].size());
   EXPECT_TRUE(alive[1].expired());
-  EXPECT_EQ(update->Release({0, 3 * 4096 + 10}), 0u) << "once each";
+  EXPECT_EQ(update->Release({0, 3 * kTile + 10}), 0u) << "once each";
 }
 
 TEST(UpdateAssemblerTest, AnUpdateOfNothingIsWhole) {
