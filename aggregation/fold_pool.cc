@@ -155,6 +155,11 @@ void FoldPool::Flush() {
   state_->Flush();
 }
 
+bool FoldPool::Folding() const {
+  const std::lock_guard lock(state_->target_mutex);
+  return state_->unfolded > state_->gathered.size();
+}
+
 void FoldPool::Fence(std::function<void()> done) {
   auto item = std::make_shared<State::Item>();
   item->done = std::move(done);

@@ -44,7 +44,8 @@ class FoldPool {
   // not block. The rest go at the end.
   void Fold(std::shared_ptr<const EncodedUpdate> update, std::function<void()> done,
             std::function<void(uint64_t bytes)> released = nullptr);
-  void Flush();  // what is gathered is folded now
+  void Flush();          // what is gathered is folded now
+  bool Folding() const;  // workers have work, beside what is gathered
   void Merge(std::shared_ptr<const PackedPartial> partial, std::function<void()> done);
   // Undoes a Merge, in whatever order the two come to the workers. Its chunks are such as
   // ExactAccumulator::CanSubtractChunk says (CHECKed).

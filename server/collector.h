@@ -281,6 +281,7 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   void Undo(const std::shared_ptr<PartialFold>& fold, uint64_t reserved);
   void Folded(uint64_t ticket);
   void Released(uint64_t ticket, uint64_t bytes);
+  void FoldIfNoMoreComes();
   void AddMetrics(const google::protobuf::RepeatedPtrField<v1::MetricSum>& metrics);
   bool CheckUpload(const v1::UploadHeader& header, v1::UploadResponse* response);
   std::string CheckPartial(const v1::PartialSumHeader& header) const;  // what is wrong, or ""

@@ -61,6 +61,7 @@ class GrantPacer {
 
   size_t waiting() const { return waiting_.size(); }
   size_t outstanding() const { return entries_.size() - waiting_.size(); }  // passed and not gone
+  size_t unused() const { return unused_.size(); }  // granted, and its upload not begun
   uint32_t limit() const { return limit_; }
 
  private:

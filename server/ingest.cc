@@ -66,11 +66,17 @@ bool Collector::Holds(uint64_t ticket, const std::shared_ptr<Upload>& upload) co
   return it != tickets_.end() && it->second.upload == upload;
 }
 
-// Where nothing is on its way, and nothing in line but for memory, nothing that is whole waits for
-// more to share its pass.
 void Collector::Received(Ticket* ticket) {
   if (!std::exchange(ticket->receiving, false)) return;
-  if (--receiving_ == 0 && (asks_.empty() || budget_.waiting() > 0)) pool_.Flush();
+  --receiving_;
+  FoldIfNoMoreComes();
+}
+
+// What is whole need not wait for more to share its pass where nothing is on its way, nor in line
+// but for memory that no pass is about to free.
+void Collector::FoldIfNoMoreComes() {
+  if (receiving_ > 0 || pacer_.unused() > 0) return;
+  if (asks_.empty() || (budget_.waiting() > 0 && !pool_.Folding())) pool_.Flush();
 }
 
 void Collector::EndTicket(uint64_t ticket) {
@@ -335,6 +341,7 @@ void Collector::Folded(uint64_t ticket) {
   Ticket done = std::move(it->second);
   AddMetrics(done.metrics);
   EndTicket(ticket);
+  FoldIfNoMoreComes();
   if (done.upload != nullptr) done.upload->Reply(Answer(v1::UploadResponse::ACCEPTED, "", ""));
   callbacks_.passed("fold");
   AttemptFolded(ticket);
