@@ -41,10 +41,14 @@ sigset_t EndSignals() {
 // What updates in flight took goes to the next ones, not to the kernel and back: page faults were a
 // tenth of an aggregator's work. glibc's own thresholds (128 KiB, moving) fit none of this:
 // messages are up to 1 MiB and come by thousands a second. 32 MiB is the largest it takes for the
-// second; the model and the sums, mapped one by one, still go back at once.
+// second; the model and the sums, mapped one by one, still go back at once. One arena: what was
+// received by one thread and is free cannot be had by another from its own, so that together they
+// keep more than the budget (90 MB more, of 512). What many threads ask for at once is small, and
+// cached by each.
 void KeepMemoryOfUpdates(uint64_t inflight_bytes) {
   mallopt(M_TRIM_THRESHOLD, static_cast<int>(std::min<uint64_t>(inflight_bytes, INT_MAX)));
   mallopt(M_MMAP_THRESHOLD, 32 << 20);
+  mallopt(M_ARENA_MAX, 1);
 }
 
 }  // namespace
