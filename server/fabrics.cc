@@ -22,24 +22,58 @@ bool IsHostPort(const std::string& address) {
   return !address.starts_with('@') && address.find(':') != std::string::npos;
 }
 
-// RDMA, where there is any. It listens on a port of its own.
-void AddRoce(const TransportConfig& config, LinksFor side,
-             std::vector<transport::AutoCandidate>* candidates) {
-  auto candidate = transport::RoceCandidate(
-      RoceOptionsOf(config, side), config.listen.substr(0, config.listen.rfind(':')) + ":0");
-  if (!candidate.ok()) {
-    spdlog::info("links: auto goes without RoCE: {}", Text(candidate.status()));
-    return;
-  }
-  candidates->push_back(*std::move(candidate));
-}
-
 // Two: a link that ends may still hold its memory while the next is made.
 constexpr uint32_t kLinksToParent = 2;
 
+// Of each RDMA arena, what a rack keeps for its parent.
+size_t ArenaToParent(const TransportConfig& config) {
+  return std::min<size_t>(config.roce.arena_bytes,
+                          kLinksToParent * transport::rdma::LinkArenaBytes(
+                                               config.slots, transport::LinkOptions().chunk_bytes));
+}
+
+// This machine's RDMA, null where the kind has none to do with it, or where auto goes without.
+absl::StatusOr<transport::RoceDevices> OpenDevices(const TransportConfig& config, bool is_root) {
+  if (config.kind != "roce" && config.kind != "auto") return nullptr;
+  auto devices = transport::OpenRoceDevices(RoceOptionsOf(config, is_root));
+  if (devices.ok() || config.kind == "roce") return devices;
+  spdlog::info("links: auto goes without RoCE: {}", Text(devices.status()));
+  return nullptr;
+}
+
+// What links over RDMA may take; tcp and shm know nothing of it.
+struct RdmaPart {
+  transport::RoceDevices devices;
+  size_t arena_bytes = 0, kept_bytes = 0;
+};
+
+absl::StatusOr<FabricChoice> MakeFabricOver(const TransportConfig& config, const RdmaPart& rdma) {
+  if (config.kind == "tcp") return FabricChoice{transport::MakeTcpFabric(), config.listen};
+  if (config.kind == "shm") return FabricChoice{transport::MakeShmFabric(), "@"};
+  if (config.kind == "roce") {
+    return FabricChoice{transport::MakeRoceFabric(rdma.devices, rdma.arena_bytes, rdma.kept_bytes),
+                        config.listen};
+  }
+  if (config.kind == "auto") {
+    std::vector<transport::AutoCandidate> candidates;
+    candidates.push_back(transport::ShmCandidate());
+    if (rdma.devices != nullptr) {  // it listens on a port of its own
+      const std::string listen = config.listen.substr(0, config.listen.rfind(':')) + ":0";
+      candidates.push_back(
+          transport::RoceCandidate(rdma.devices, rdma.arena_bytes, rdma.kept_bytes, listen));
+    }
+    candidates.push_back(transport::TcpCandidate(config.listen));
+    return FabricChoice{transport::MakeAutoFabric(std::move(candidates)), ""};
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("[transport] kind \"", config.kind, "\" is not in this build"));
+}
+
 absl::StatusOr<std::unique_ptr<transport::Fabric>> MakeFabricToParent(
-    const TransportConfig& config) {
-  ASSIGN_OR_RETURN(FabricChoice choice, MakeFabric(config, LinksFor::kParent));
+    const TransportConfig& config, transport::RoceDevices devices) {
+  ASSIGN_OR_RETURN(
+      FabricChoice choice,
+      MakeFabricOver(config, {std::move(devices), ArenaToParent(config), /*kept_bytes=*/0}));
   transport::Faults faults;
   if (config.faults.stall_after > 0) faults.stall_after = config.faults.stall_after;
   if (config.faults.cut_after > 0) faults.cut_after = config.faults.cut_after;
@@ -56,11 +90,7 @@ const std::vector<std::string>& TransportKinds() {
   return kinds;
 }
 
-transport::RoceOptions RoceOptionsOf(const TransportConfig& config, LinksFor side) {
-  const size_t to_parent =
-      std::min<size_t>(config.roce.arena_bytes,
-                       kLinksToParent * transport::rdma::LinkArenaBytes(
-                                            config.slots, transport::LinkOptions().chunk_bytes));
+transport::RoceOptions RoceOptionsOf(const TransportConfig& config, bool is_root) {
   transport::RoceOptions options;
   options.device = config.roce.device;
   options.port = config.roce.port;
@@ -71,8 +101,7 @@ transport::RoceOptions RoceOptionsOf(const TransportConfig& config, LinksFor sid
   options.service_level = config.roce.service_level;
   options.ack_timeout = absl::Seconds(config.roce.ack_timeout_s);
   options.retries = config.roce.retries;
-  options.arena_bytes = side == LinksFor::kParent ? to_parent : config.roce.arena_bytes;
-  if (side == LinksFor::kRacksChildren) options.other_arena_bytes = to_parent;
+  options.arena_bytes = config.roce.arena_bytes + (is_root ? 0 : ArenaToParent(config));
   if (config.roce.memory == "cuda") options.arena_memory = transport::MemoryKind::kCuda;
   return options;
 }
@@ -87,30 +116,13 @@ transport::LinkOptions LinkOptionsOf(const TransportConfig& config) {
   return options;
 }
 
-absl::StatusOr<FabricChoice> MakeFabric(const TransportConfig& config, LinksFor side) {
-  if (config.kind == "tcp") return FabricChoice{transport::MakeTcpFabric(), config.listen};
-  if (config.kind == "shm") return FabricChoice{transport::MakeShmFabric(), "@"};
-  if (config.kind == "roce") {
-    ASSIGN_OR_RETURN(auto fabric, transport::MakeRoceFabric(RoceOptionsOf(config, side)));
-    return FabricChoice{std::move(fabric), config.listen};
-  }
-  if (config.kind == "auto") {
-    std::vector<transport::AutoCandidate> candidates;
-    candidates.push_back(transport::ShmCandidate());
-    AddRoce(config, side, &candidates);
-    candidates.push_back(transport::TcpCandidate(config.listen));
-    return FabricChoice{transport::MakeAutoFabric(std::move(candidates)), ""};
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("[transport] kind \"", config.kind, "\" is not in this build"));
-}
-
 absl::StatusOr<NodeFabrics> MakeFabrics(const TransportConfig& config, bool is_root) {
+  ASSIGN_OR_RETURN(const transport::RoceDevices devices, OpenDevices(config, is_root));
   NodeFabrics out;
-  ASSIGN_OR_RETURN(out.to_children, MakeFabric(config, is_root ? LinksFor::kRootsChildren
-                                                               : LinksFor::kRacksChildren));
+  ASSIGN_OR_RETURN(out.to_children, MakeFabricOver(config, {devices, config.roce.arena_bytes,
+                                                            is_root ? 0 : ArenaToParent(config)}));
   if (is_root) return out;
-  ASSIGN_OR_RETURN(out.to_parent, MakeFabricToParent(config));
+  ASSIGN_OR_RETURN(out.to_parent, MakeFabricToParent(config, devices));
   return out;
 }
 

@@ -15,29 +15,23 @@ namespace tributary::server {
 // The kinds of this build, for the config's check.
 const std::vector<std::string>& TransportKinds();
 
-// RDMA registers memory for [transport.roce] arena_bytes towards children, and towards the parent
-// for the two links that may be at a time; a rack does both, and its first fabric checks that there
-// is enough to lock for both.
-enum class LinksFor { kRootsChildren, kRacksChildren, kParent };
-
-// What a node's [transport] asks of its fabrics and links.
-transport::RoceOptions RoceOptionsOf(const TransportConfig& config,
-                                     LinksFor side = LinksFor::kRootsChildren);
+// What a node's [transport] asks of its devices and links. Each RDMA device's arena has
+// [transport.roce] arena_bytes for links to children, and at a rack room for two to its parent, for
+// as many may be at a time; neither side's links take the other's.
+transport::RoceOptions RoceOptionsOf(const TransportConfig& config, bool is_root = true);
 transport::LinkOptions LinkOptionsOf(const TransportConfig& config);
 
 struct FabricChoice {
   std::unique_ptr<transport::Fabric> fabric;
   std::string listen;  // what its Listen takes
 };
-// UNAVAILABLE or FAILED_PRECONDITION, with the reason and the mend, where this machine cannot do
-// the kind.
-absl::StatusOr<FabricChoice> MakeFabric(const TransportConfig& config,
-                                        LinksFor side = LinksFor::kRootsChildren);
 // All of a node's, made at its start: it refuses then what it could not do later.
 struct NodeFabrics {
   FabricChoice to_children;
   std::unique_ptr<transport::Fabric> to_parent;  // with [transport.faults]; null at a root
 };
+// UNAVAILABLE or FAILED_PRECONDITION, with the reason and the mend, where this machine cannot do
+// the kind.
 absl::StatusOr<NodeFabrics> MakeFabrics(const TransportConfig& config, bool is_root);
 
 // Where a parent's links are: what it tells its children, and what they make of it.

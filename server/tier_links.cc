@@ -221,8 +221,8 @@ class FabricTierLinks final : public TierLinks {
 absl::StatusOr<std::unique_ptr<TierLinks>> TierLinks::Start(const TransportConfig& config,
                                                             const std::string& node_name,
                                                             TierHandler* handler) {
-  ASSIGN_OR_RETURN(FabricChoice choice, MakeFabric(config));
-  return StartOver(std::move(choice), config, node_name, handler);
+  ASSIGN_OR_RETURN(NodeFabrics fabrics, MakeFabrics(config, /*is_root=*/true));
+  return StartOver(std::move(fabrics.to_children), config, node_name, handler);
 }
 
 absl::StatusOr<std::unique_ptr<TierLinks>> TierLinks::StartOver(FabricChoice choice,

@@ -19,7 +19,9 @@
 
 namespace tributary::transport {
 
-struct RoceOptions;
+namespace roce {
+class RoceNode;
+}
 
 struct AutoCandidate {
   std::unique_ptr<Fabric> fabric;
@@ -36,8 +38,9 @@ struct AutoCandidate {
 AutoCandidate ShmCandidate();
 // RDMA after shared memory and before tcp, where both sides have it on a network in common:
 // Ethernet with one family of addresses, or one InfiniBand subnet. Whether a path is there shows
-// when it is tried. As MakeRoceFabric (transport/roce.h) says of its errors.
-absl::StatusOr<AutoCandidate> RoceCandidate(const RoceOptions& options, const std::string& listen);
+// when it is tried. Arguments as MakeRoceFabric's (transport/roce.h).
+AutoCandidate RoceCandidate(const std::shared_ptr<roce::RoceNode>& devices, size_t arena_bytes,
+                            size_t kept_bytes, const std::string& listen);
 // What always works, after everything else; listens on "host:port".
 AutoCandidate TcpCandidate(const std::string& listen);
 

@@ -33,9 +33,6 @@ struct RoceOptions {
   // (chunk_bytes + 64, in whole pages) of it. The default serves 15 links of default LinkOptions;
   // one is wanted beside those in use, for a peer that is back before its dead link is noticed.
   size_t arena_bytes = size_t{256} << 20;
-  // Of another fabric over these devices that this process is to make next: counted where it is
-  // checked what may be locked, so that it is told once what all of it needs. 0: there is none.
-  size_t other_arena_bytes = 0;
   // Where the arena lives. kCuda: on the first GPU, with a pinned view of it for the CPU, so that
   // chunks have both a data() and a device_address(); registered by dma-buf or nvidia-peermem, else
   // staged through that view, which the log says. Refused with the reason where there is no CUDA.
@@ -52,11 +49,25 @@ struct RoceOptions {
   absl::Duration spin = absl::Microseconds(50);
 };
 
+namespace roce {
+class RoceNode;
+}
+// Devices that are open, each with its one arena registered; closed with the last fabric, listener
+// or link over them. Thread-safe.
+using RoceDevices = std::shared_ptr<roce::RoceNode>;
+
 // Opens the named device, or all there are if none is named, and registers their arenas.
-// Never falls back to another transport. FAILED_PRECONDITION where RDMA cannot run here: no
+// FAILED_PRECONDITION where RDMA cannot run here: no
 // library, no device, memory that may not be locked, GPU memory without CUDA; the message says how
-// to mend it. INVALID_ARGUMENT for an option out of range. Of LinkOptions, `lanes` is the number of
-// queue pairs (at most 8). Its listeners and links live on without it. Thread-safe.
+// to mend it. INVALID_ARGUMENT for an option out of range.
+absl::StatusOr<RoceDevices> OpenRoceDevices(const RoceOptions& options);
+
+// A fabric over devices that are open; its links together take `arena_bytes` of each arena at most
+// and leave `kept_bytes` to another fabric's. Never falls back to another transport. Of
+// LinkOptions, `lanes` is the number of queue pairs (at most 8). Its listeners and links live on
+// without it. Thread-safe.
+std::unique_ptr<Fabric> MakeRoceFabric(RoceDevices devices, size_t arena_bytes, size_t kept_bytes);
+// The same over devices of its own, with all of their arenas. Errors: OpenRoceDevices's.
 absl::StatusOr<std::unique_ptr<Fabric>> MakeRoceFabric(const RoceOptions& options);
 
 }  // namespace tributary::transport

@@ -131,12 +131,8 @@ void CheckFork(const Exam& exam, const Inventory& inventory) {
 
 // What the aggregator itself will ask for.
 uint64_t MemlockNeedOf(const server::Config& config, uint32_t devices) {
-  const transport::RoceOptions roce =
-      server::RoceOptionsOf(config.transport, config.is_root() ? server::LinksFor::kRootsChildren
-                                                               : server::LinksFor::kRacksChildren);
-  return transport::rdma::MemlockNeedBytes({.arena_bytes = roce.arena_bytes,
-                                            .other_arena_bytes = roce.other_arena_bytes,
-                                            .devices = devices});
+  const transport::RoceOptions roce = server::RoceOptionsOf(config.transport, config.is_root());
+  return transport::rdma::MemlockNeedBytes({.arena_bytes = roce.arena_bytes, .devices = devices});
 }
 
 }  // namespace

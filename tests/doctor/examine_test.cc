@@ -245,13 +245,13 @@ TEST_F(Examined, MemlockCountsTheArenasOfChildrenAndOfTheParent) {
   Machine("dual_stack");
   config_ = ConfigWith("roce");  // has a parent
   config_.transport.roce.arena_bytes = 64 << 20;
-  // 64 + 4 MiB; and 2 links of 2 * 8 slots of 1 MiB and 3 pages, and 4 MiB again.
+  // 64 + 4 MiB; and 2 links of 2 * 8 slots of 1 MiB and 3 pages.
   const Report rack = Examine({.config = &config_, .file = "f", .peer = ""}, env_);
-  EXPECT_THAT(At(rack, "rdma.memlock").seen, HasSubstr("104.4 MiB are needed"));
+  EXPECT_THAT(At(rack, "rdma.memlock").seen, HasSubstr("100.4 MiB are needed"));
   // The defaults, as `tributary serve` asks for them (tests/e2e/e2e_process_test.cc).
   config_.transport.roce.arena_bytes = server::TransportConfig().roce.arena_bytes;
   const Report plain = Examine({.config = &config_, .file = "f", .peer = ""}, env_);
-  EXPECT_THAT(At(plain, "rdma.memlock").mend, HasSubstr("ulimit -l 303488"));
+  EXPECT_THAT(At(plain, "rdma.memlock").mend, HasSubstr("ulimit -l 299392"));
   config_.transport.roce.arena_bytes = 64 << 20;
   config_.node.parent.clear();
   const Report root = Examine({.config = &config_, .file = "f", .peer = ""}, env_);

@@ -24,18 +24,11 @@ TEST(MemlockNeed, CountsTheArenaAndTheQueuesOfEachDevice) {
   EXPECT_EQ(MemlockNeedBytes({.arena_bytes = 256 * kMiB, .devices = 1}), 260 * kMiB);
   EXPECT_EQ(MemlockNeedBytes({.arena_bytes = 256 * kMiB, .devices = 2}), 520 * kMiB);
   EXPECT_EQ(MemlockNeedBytes({.arena_bytes = 256 * kMiB, .devices = 0}), 0);
-  // Another arena is another 4 MiB of queues.
-  const RegistrationPlan both = {
-      .arena_bytes = 256 * kMiB, .other_arena_bytes = 32 * kMiB, .devices = 2};
-  EXPECT_EQ(MemlockNeedBytes(both), 2 * (256 + 4 + 32 + 4) * kMiB);
 }
 
 TEST(MemlockNeed, SaturatesInsteadOfWrapping) {
   EXPECT_EQ(MemlockNeedBytes({.arena_bytes = UINT64_MAX - 1, .devices = 1}), UINT64_MAX);
   EXPECT_EQ(MemlockNeedBytes({.arena_bytes = uint64_t{1} << 62, .devices = 5}), UINT64_MAX);
-  const RegistrationPlan both = {
-      .arena_bytes = UINT64_MAX / 2, .other_arena_bytes = UINT64_MAX / 2, .devices = 1};
-  EXPECT_EQ(MemlockNeedBytes(both), UINT64_MAX);
 }
 
 // Each slot: the chunk, a page of header room, and up to a page to the next.

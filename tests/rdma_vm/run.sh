@@ -11,7 +11,7 @@ arguments=()
 limit=220  # seconds for both hosts, boot included; the full list takes longer
 while (($#)); do
   case $1 in
-    --full) arguments+=(--full); limit=1500 ;;
+    --full) arguments+=(--full); limit=2700 ;;
     --only) arguments+=(--only "$2"); shift ;;
     --build) build=$2; shift ;;
     --work) work=$2; shift ;;

@@ -260,12 +260,12 @@ def idle(transport):
     return f"{share:.2%} of an emulated CPU over 5 s"
 
 
-def reconnects(transport, links=1000):
+def reconnects(transport, links=10_000):
     acceptor = Peer([f"{hosts.BIN}/rdma_vm_peer", "accept", transport, f"{THERE}:7096", str(links)], True)
     acceptor.await_text("listening")
     connecter = Peer([f"{hosts.BIN}/rdma_vm_peer", "reconnect", transport, f"{THERE}:7096", str(links)], False)
     lines = []
-    for side, report in (("connecting", connecter.report(300)), ("accepting", acceptor.report(60))):
+    for side, report in (("connecting", connecter.report(1500)), ("accepting", acceptor.report(60))):
         check(report["code"] == "OK", f"{side}: {report}")
         before, linked, after = report["before"], report["linked"], report["after"]
         # Before one is taken the next may be in the making: what is left would still be one's a link.

@@ -111,9 +111,9 @@ class TierLinksOver : public ::testing::TestWithParam<std::string> {
     options.hello = hello.SerializeAsString();
     const std::string place = PlaceToTake(GetParam(), links_->places(), "127.0.0.1");
     if (verbs_ == nullptr) {
-      auto choice = MakeFabric(config_);
+      auto choice = MakeFabrics(config_, /*is_root=*/true);
       EXPECT_TRUE(choice.ok());
-      fabric_ = std::move(choice->fabric);
+      fabric_ = std::move(choice->to_children.fabric);
     }
     auto link = (verbs_ == nullptr ? *fabric_ : verbs_->client()).Connect(place, options);
     EXPECT_TRUE(link.ok()) << link.status();

@@ -194,10 +194,11 @@ TEST_F(Roce, ALinkThatCannotStartAccountsForWhatCameBeforeIt) {
   LinkOptions options = SmallOptions("rack");
   options.lanes = 1;
   GreetedPair sockets(options);
+  const roce::RocePart part = PartOf(*node);
   std::optional<absl::StatusOr<roce::ReadyWire>> theirs;
   std::thread peer(
-      [&] { theirs.emplace(roce::SetUpWire(**node, sockets.ends[0], options, Soon())); });
-  auto ours = roce::SetUpWire(**node, sockets.ends[1], options, Soon());
+      [&] { theirs.emplace(roce::SetUpWire(part, sockets.ends[0], options, Soon())); });
+  auto ours = roce::SetUpWire(part, sockets.ends[1], options, Soon());
   peer.join();
   ASSERT_TRUE(ours.ok() && theirs->ok()) << ours.status() << theirs->status();
   ASSERT_TRUE((*theirs)->wire->queue_pairs()[0]->PostGrant(0, /*signalled=*/true).ok());
@@ -268,7 +269,7 @@ class RoguePeer {
     const auto deadline = Deadline::After(absl::Seconds(30));
     auto address = tcp::Resolve(listener.address(), /*to_listen=*/false);
     auto sockets = tcp::Greet(address->front(), options, "roce", deadline);
-    auto ready = roce::SetUpWire(**node, *sockets, options, deadline);
+    auto ready = roce::SetUpWire(PartOf(*node), *sockets, options, deadline);
     EXPECT_TRUE(ready.ok()) << ready.status();
     wire_ = std::move(ready->wire);
     control_ = std::move(sockets->control);
@@ -382,6 +383,7 @@ TEST_F(Roce, WhicheverVerbFailsInASetUpBothSidesAreTold) {
   libraries_.verbs = verbs_;
   const auto node = roce::RoceNode::Open(libraries_, SmallArena(), kExempt);
   ASSERT_TRUE(node.ok()) << node.status();
+  const roce::RocePart part = PartOf(*node);
   const LinkOptions options = SmallOptions("rack");
   const size_t live = verbs_->live_objects();
   const std::pair<const char*, int> steps[] = {
@@ -395,7 +397,7 @@ TEST_F(Roce, WhicheverVerbFailsInASetUpBothSidesAreTold) {
     absl::Status said[2];
     const auto set_up = [&](internal::ReadySockets sockets, absl::Status* status) {
       *status =
-          roce::SetUpWire(**node, sockets, options, Deadline::After(absl::Seconds(30))).status();
+          roce::SetUpWire(part, sockets, options, Deadline::After(absl::Seconds(30))).status();
     };
     std::thread peer([&, moved = std::make_shared<internal::ReadySockets>(std::move(other))] {
       set_up(std::move(*moved), &said[1]);
@@ -415,6 +417,7 @@ TEST_F(Roce, PathThatDropsLargePacketsIsNamedOnBothSidesWhicheverFindsItFirst) {
   const auto node = roce::RoceNode::Open(libraries_, SmallArena(), kExempt);
   ASSERT_TRUE(node.ok()) << node.status();
   verbs_->DropLargerThan(1000);
+  const roce::RocePart part = PartOf(*node);
   const LinkOptions options = SmallOptions("rack");
   for (int i = 0; i < 50; ++i) {
     auto [one, other] = GreetedPair(options);
@@ -422,7 +425,7 @@ TEST_F(Roce, PathThatDropsLargePacketsIsNamedOnBothSidesWhicheverFindsItFirst) {
     // As in a link's life: whoever has failed closes its socket.
     const auto set_up = [&](internal::ReadySockets sockets, absl::Status* status) {
       *status =
-          roce::SetUpWire(**node, sockets, options, Deadline::After(absl::Seconds(30))).status();
+          roce::SetUpWire(part, sockets, options, Deadline::After(absl::Seconds(30))).status();
     };
     std::thread peer([&, moved = std::make_shared<internal::ReadySockets>(std::move(other))] {
       set_up(std::move(*moved), &said[1]);

@@ -32,6 +32,11 @@ inline RoceOptions SmallArena() {
   return options;
 }
 
+// All of a node's arenas, for links without a fabric.
+inline roce::RocePart PartOf(const std::shared_ptr<roce::RoceNode>& node) {
+  return {node, std::make_shared<roce::ArenaShare>(node->options().arena_bytes, 0)};
+}
+
 // A fabric over one fake device, and a link from it to itself.
 class Roce : public ::testing::Test {
  protected:

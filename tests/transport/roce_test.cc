@@ -240,15 +240,16 @@ TEST_F(Roce, WhicheverPieceOfAnArenaCannotBeRegisteredThoseBeforeItAreGivenBack)
 }
 
 TEST_F(Roce, SlotsNeverStraddleRegistrations) {
-  // Three pages each: of a slot of 17 pages nothing fits, of one page three times three.
+  // Three pages each: of a slot of 17 pages nothing fits, of one page three times each.
   verbs_->device_attributes.max_mr_size = 3 * 4096 + 1000;
   RoceOptions options;
-  options.arena_bytes = 9 * 4096;
+  options.arena_bytes = 300 * 4096;
   ASSERT_EQ(Open(options), absl::OkStatus());
-  EXPECT_EQ(verbs_->registrations(), 3u);
+  EXPECT_EQ(verbs_->registrations(), 100u);
   const absl::Status refused = Link();
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
-  EXPECT_THAT(Words(refused), HasSubstr("raise arena_bytes"));
+  EXPECT_THAT(Words(refused), HasSubstr("room for 0 in the 0 bytes that are for such links; raise "
+                                        "arena_bytes"));
   LinkOptions tiny = SmallOptions("tiny");
   tiny.chunk_bytes = 1000;
   tiny.slots = 2;  // four pages a side
@@ -358,15 +359,79 @@ TEST_F(Roce, MemoryThatMayNotBeLockedIsRefusedAtTheStartWithTheNeed) {
   EXPECT_THAT(Words(status), HasSubstr("64 KiB"));
   EXPECT_THAT(Words(status), HasSubstr("ulimit -l 69632"));
   EXPECT_THAT(Words(status), HasSubstr("LimitMEMLOCK=infinity"));
-  // With another fabric to come: enough for the first alone is too little, and the sum is said.
-  RoceOptions first = SmallArena();
-  first.other_arena_bytes = size_t{16} << 20;
-  const rdma::MemlockLimit enough_for_one{.bytes = size_t{68} << 20,
-                                          .hard_bytes = size_t{68} << 20};
-  const absl::Status both = roce::MakeFabricOver(libraries_, first, enough_for_one).status();
-  EXPECT_EQ(both.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(Words(both), HasSubstr("ulimit -l 90112"));  // 88 MiB
   EXPECT_EQ(verbs_->calls("OpenDevice"), 0u);
+}
+
+// A rack's: towards its children and towards its parent. Whoever takes all of theirs leaves the
+// others' alone, and one device is opened, with one arena.
+TEST_F(Roce, FabricsOverTheSameDevicesKeepToTheirShareOfTheArena) {
+  // As a config has it: a little more than the slots of a link's end.
+  LinkOptions small = SmallOptions("rack");
+  small.chunk_bytes = size_t{1} << 20;
+  const size_t end = rdma::LinkArenaBytes(small.slots, small.chunk_bytes);
+  libraries_.verbs = verbs_;
+  RoceOptions options;
+  options.arena_bytes = 6 * end;
+  auto devices = roce::RoceNode::Open(libraries_, options, kExempt);
+  ASSERT_TRUE(devices.ok()) << devices.status();
+  const auto to_children = MakeRoceFabric(*devices, 4 * end, 2 * end);
+  const auto to_parent = MakeRoceFabric(*devices, 2 * end, 0);
+  devices->reset();
+  EXPECT_EQ(verbs_->calls("OpenDevice"), 1u);
+  EXPECT_EQ(verbs_->calls("RegMr"), 1u);
+  std::vector<std::unique_ptr<class Link>> links;
+  const auto make = [&](Fabric& fabric) {
+    auto listener = fabric.Listen("127.0.0.1:0", small);
+    EXPECT_TRUE(listener.ok()) << listener.status();
+    auto client = fabric.Connect((*listener)->address(), small);
+    if (!client.ok()) return client.status();
+    auto server = (*listener)->Accept(Soon());
+    EXPECT_TRUE(server.ok()) << server.status();
+    links.push_back(*std::move(client));
+    links.push_back(*std::move(server));
+    return absl::OkStatus();
+  };
+  ASSERT_EQ(make(*to_children), absl::OkStatus());
+  ASSERT_EQ(make(*to_children), absl::OkStatus());
+  const absl::Status full = make(*to_children);
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted) << full;
+  EXPECT_THAT(Words(full), HasSubstr("the RDMA arena has room for 0 in the "));
+  ASSERT_EQ(make(*to_parent), absl::OkStatus());
+  EXPECT_EQ(make(*to_parent).code(), absl::StatusCode::kResourceExhausted);
+  links.erase(links.begin(), links.begin() + 2);  // what it gives back is its fabric's again
+  EXPECT_EQ(make(*to_parent).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(make(*to_children), absl::OkStatus());
+}
+
+// No slot straddles two registrations: what is lost at their ends the children go without, and not
+// the parent.
+TEST_F(Roce, WhatIsLostBetweenRegistrationsIsNotTakenFromTheKeptShare) {
+  LinkOptions link = SmallOptions("rack");
+  link.chunk_bytes = 2 * 4096;  // with its header three pages
+  link.slots = 1;
+  const size_t slot = size_t{3} * 4096, end = 2 * slot;
+  verbs_->device_attributes.max_mr_size = 5 * 4096;  // a slot each, and two pages lost
+  libraries_.verbs = verbs_;
+  RoceOptions options;
+  options.arena_bytes = size_t{8} * 5 * 4096;  // 8 slots of 13
+  auto devices = roce::RoceNode::Open(libraries_, options, kExempt);
+  ASSERT_TRUE(devices.ok()) << devices.status();
+  const auto to_children = MakeRoceFabric(*devices, options.arena_bytes - 2 * end, 2 * end);
+  const auto to_parent = MakeRoceFabric(*devices, 2 * end, 0);
+  std::vector<std::unique_ptr<class Link>> links;
+  for (Fabric* const fabric : {to_children.get(), to_children.get(), to_parent.get()}) {
+    const bool beyond = links.size() == 2 && fabric == to_children.get();
+    auto listener = fabric->Listen("127.0.0.1:0", link);
+    ASSERT_TRUE(listener.ok()) << listener.status();
+    auto client = fabric->Connect((*listener)->address(), link);
+    EXPECT_EQ(client.ok(), !beyond) << client.status();
+    if (!client.ok()) continue;
+    auto server = (*listener)->Accept(Soon());
+    ASSERT_TRUE(server.ok()) << server.status();
+    links.push_back(*std::move(client));
+    links.push_back(*std::move(server));
+  }
+  EXPECT_EQ(links.size(), 4u);
 }
 
 TEST(RoceFabric, WithoutADeviceTheStartIsRefusedAndSaysHowToMendIt) {
@@ -380,10 +445,10 @@ TEST_F(Roce, AutoTakesItOnANetworkInCommonAndDoesNotEvenTryElsewhere) {
   const auto side = [](const std::shared_ptr<FakeVerbs>& verbs) {
     roce::Libraries libraries;
     libraries.verbs = verbs;
-    auto candidate = roce::MakeCandidateOver(libraries, SmallArena(), kExempt, "127.0.0.1:0");
-    EXPECT_TRUE(candidate.ok()) << candidate.status();
+    const auto devices = roce::RoceNode::Open(libraries, SmallArena(), kExempt);
+    EXPECT_TRUE(devices.ok()) << devices.status();
     std::vector<AutoCandidate> candidates;
-    candidates.push_back(*std::move(candidate));
+    candidates.push_back(RoceCandidate(*devices, SmallArena().arena_bytes, 0, "127.0.0.1:0"));
     candidates.push_back(TcpCandidate("127.0.0.1:0"));
     return MakeAutoFabric(std::move(candidates));
   };

@@ -26,10 +26,8 @@ bool InInitialUserNamespace(const SysFiles& files) {
 }  // namespace
 
 uint64_t MemlockNeedBytes(const RegistrationPlan& plan) {
-  const uint64_t queues = plan.other_arena_bytes > 0 ? 2 * kQueueBytes : kQueueBytes;
   uint64_t device = 0, all = 0;
-  const bool over = __builtin_add_overflow(plan.arena_bytes, queues, &device) ||
-                    __builtin_add_overflow(device, plan.other_arena_bytes, &device) ||
+  const bool over = __builtin_add_overflow(plan.arena_bytes, kQueueBytes, &device) ||
                     __builtin_mul_overflow(device, uint64_t{plan.devices}, &all);
   return over ? UINT64_MAX : all;
 }

@@ -14,7 +14,6 @@ namespace tributary::transport::rdma {
 
 struct RegistrationPlan {
   uint64_t arena_bytes = uint64_t{256} << 20;  // of each device, registered at the start
-  uint64_t other_arena_bytes = 0;              // of a second arena of each device; 0: there is none
   uint32_t devices = 1;
 };
 

@@ -44,7 +44,7 @@ absl::Status RegisteredArena::Register(ibv_pd* pd, size_t piece_bytes) {
           memory_->description(), "): ", std::strerror(errno),
           "; lower arena_bytes, free memory, or raise what this process may lock (ulimit -l)"));
     }
-    regions_.push_back({.begin = at, .mr = mr, .free = {{at, bytes}}});
+    regions_.push_back({.begin = at, .bytes = bytes, .mr = mr, .free = {{at, bytes}}});
   }
   return absl::OkStatus();
 }
@@ -112,6 +112,42 @@ void RegisteredArena::GiveBack(const Slot& slot, size_t bytes) {
     }
     return;
   }
+}
+
+size_t RegisteredArena::Capacity(size_t slot_bytes) const {
+  const size_t slot = WholePages(slot_bytes);
+  size_t slots = 0;
+  for (const Region& region : regions_) slots += region.bytes / slot;
+  return slots * slot;
+}
+
+ArenaShare::ArenaShare(size_t bytes, size_t kept)
+    : bytes_(WholePages(bytes)), kept_(WholePages(kept)) {}
+
+absl::StatusOr<std::vector<Slot>> ArenaShare::Take(RegisteredArena& arena, uint32_t count,
+                                                   size_t slot_bytes) {
+  const size_t slot = WholePages(slot_bytes);
+  const size_t wanted = count * slot;
+  std::lock_guard lock(mutex_);
+  size_t& taken = taken_[&arena];
+  const size_t capacity = arena.Capacity(slot_bytes);
+  const size_t share = std::min(bytes_, capacity - std::min(capacity, kept_ / slot * slot));
+  const size_t left = share - std::min(share, taken);
+  if (wanted > left) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "a link needs ", count, " slots of ", slot, " bytes, and the RDMA arena has room for ",
+        left / slot, " in the ", share, " bytes that are for such links",
+        "; raise arena_bytes, or lower the link's slots or chunk_bytes"));
+  }
+  ASSIGN_OR_RETURN(std::vector<Slot> slots, arena.Take(count, slot_bytes));
+  taken += wanted;
+  return slots;
+}
+
+void ArenaShare::Return(RegisteredArena& arena, const std::vector<Slot>& slots, size_t slot_bytes) {
+  std::lock_guard lock(mutex_);
+  arena.Return(slots, slot_bytes);
+  taken_[&arena] -= slots.size() * WholePages(slot_bytes);
 }
 
 size_t RegisteredArena::free_bytes() const {

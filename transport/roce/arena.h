@@ -1,4 +1,5 @@
-// A device's one arena: memory registered once at the start, from which links take their slots.
+// A device's one arena: memory registered once at the start, from which links take their slots;
+// and what of it is whose.
 #pragma once
 
 #include <cstddef>
@@ -52,11 +53,14 @@ class RegisteredArena {
 
   const std::string& description() const { return memory_->description(); }
   size_t registrations() const { return regions_.size(); }
+  // Bytes of all slots of this size that it holds where nothing is taken.
+  size_t Capacity(size_t slot_bytes) const;
   size_t free_bytes() const;
 
  private:
   struct Region {
     size_t begin = 0;  // in the arena
+    size_t bytes = 0;
     ibv_mr* mr = nullptr;
     std::map<size_t, size_t> free;  // offset in the arena → bytes; neighbours are merged
   };
@@ -74,6 +78,24 @@ class RegisteredArena {
   const std::unique_ptr<ArenaMemory> memory_;
   mutable std::mutex mutex_;
   std::vector<Region> regions_;  // the vector is fixed after Create; `free` is guarded by mutex_
+};
+
+// Of each device's arena, what the links of one fabric may take together, so that those of another
+// over the same devices find the rest. Thread-safe.
+class ArenaShare {
+ public:
+  // At most `bytes`, and never so much that less than `kept` would be left for slots of their size:
+  // where an arena is of several registrations, the end of each may hold no whole slot.
+  ArenaShare(size_t bytes, size_t kept);
+
+  // As RegisteredArena's, within the share.
+  absl::StatusOr<std::vector<Slot>> Take(RegisteredArena& arena, uint32_t count, size_t slot_bytes);
+  void Return(RegisteredArena& arena, const std::vector<Slot>& slots, size_t slot_bytes);
+
+ private:
+  const size_t bytes_, kept_;  // whole pages
+  std::mutex mutex_;
+  std::map<const RegisteredArena*, size_t> taken_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace tributary::transport::roce

@@ -28,12 +28,12 @@ LinkOptions Clamped(LinkOptions options) {
 
 class RoceFabric final : public Fabric {
  public:
-  explicit RoceFabric(std::shared_ptr<RoceNode> node) : node_(std::move(node)) {}
+  explicit RoceFabric(RocePart part) : part_(std::move(part)) {}
   std::string_view name() const override { return "roce"; }
 
   absl::StatusOr<std::unique_ptr<Listener>> Listen(const std::string& address,
                                                    const LinkOptions& options) override {
-    return RoceListener::Start(node_, address, Clamped(options));
+    return RoceListener::Start(part_, address, Clamped(options));
   }
 
   absl::StatusOr<std::unique_ptr<Link>> Connect(const std::string& address,
@@ -45,64 +45,61 @@ class RoceFabric final : public Fabric {
             const Deadline& deadline) -> absl::StatusOr<std::unique_ptr<Link>> {
           ASSIGN_OR_RETURN(internal::ReadySockets sockets,
                            tcp::Greet(candidate, wanted, "roce", deadline));
-          ASSIGN_OR_RETURN(ReadyWire wire, SetUpWire(*node_, sockets, wanted, deadline));
+          ASSIGN_OR_RETURN(ReadyWire wire, SetUpWire(part_, sockets, wanted, deadline));
           return RoceCore::Start(std::move(wire), std::move(sockets), wanted,
-                                 node_->options().spin);
+                                 part_.node->options().spin);
         });
   }
 
  private:
-  const std::shared_ptr<RoceNode> node_;
+  const RocePart part_;
 };
+
+absl::StatusOr<Libraries> LoadLibraries(const RoceOptions& options) {
+  RETURN_IF_ERROR(CheckRoceOptions(options));
+  Libraries libraries;
+  ASSIGN_OR_RETURN(libraries.verbs, LoadVerbs());
+  libraries.cm = LoadCm();
+  if (options.arena_memory == MemoryKind::kCuda) libraries.cuda = LoadCuda();
+  return libraries;
+}
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Fabric>> MakeFabricOver(const Libraries& libraries,
                                                        const RoceOptions& options,
                                                        const rdma::MemlockLimit& limit) {
-  ASSIGN_OR_RETURN(std::shared_ptr<RoceNode> node, RoceNode::Open(libraries, options, limit));
-  return std::make_unique<RoceFabric>(std::move(node));
-}
-
-absl::StatusOr<AutoCandidate> MakeCandidateOver(const Libraries& libraries,
-                                                const RoceOptions& options,
-                                                const rdma::MemlockLimit& limit,
-                                                const std::string& listen) {
-  ASSIGN_OR_RETURN(std::shared_ptr<RoceNode> node, RoceNode::Open(libraries, options, limit));
-  AutoCandidate candidate;
-  candidate.listen = listen;
-  candidate.preference = 200;
-  candidate.self = node->Reach();
-  candidate.fits = ReachFits;
-  candidate.fabric = std::make_unique<RoceFabric>(std::move(node));
-  return candidate;
+  ASSIGN_OR_RETURN(RoceDevices node, RoceNode::Open(libraries, options, limit));
+  return MakeRoceFabric(std::move(node), options.arena_bytes, 0);
 }
 
 }  // namespace roce
 
-namespace {
-
-absl::StatusOr<roce::Libraries> LoadLibraries(const RoceOptions& options) {
-  RETURN_IF_ERROR(roce::CheckRoceOptions(options));
-  roce::Libraries libraries;
-  ASSIGN_OR_RETURN(libraries.verbs, roce::LoadVerbs());
-  libraries.cm = roce::LoadCm();
-  if (options.arena_memory == MemoryKind::kCuda) libraries.cuda = roce::LoadCuda();
-  return libraries;
+absl::StatusOr<RoceDevices> OpenRoceDevices(const RoceOptions& options) {
+  ASSIGN_OR_RETURN(const roce::Libraries libraries, roce::LoadLibraries(options));
+  ASSIGN_OR_RETURN(const rdma::MemlockLimit limit, rdma::ReadMemlockLimit(SysFiles()));
+  return roce::RoceNode::Open(libraries, options, limit);
 }
 
-}  // namespace
+std::unique_ptr<Fabric> MakeRoceFabric(RoceDevices devices, size_t arena_bytes, size_t kept_bytes) {
+  return std::make_unique<roce::RoceFabric>(roce::RocePart{
+      std::move(devices), std::make_shared<roce::ArenaShare>(arena_bytes, kept_bytes)});
+}
 
 absl::StatusOr<std::unique_ptr<Fabric>> MakeRoceFabric(const RoceOptions& options) {
-  ASSIGN_OR_RETURN(const roce::Libraries libraries, LoadLibraries(options));
-  ASSIGN_OR_RETURN(const rdma::MemlockLimit limit, rdma::ReadMemlockLimit(SysFiles()));
-  return roce::MakeFabricOver(libraries, options, limit);
+  ASSIGN_OR_RETURN(RoceDevices devices, OpenRoceDevices(options));
+  return MakeRoceFabric(std::move(devices), options.arena_bytes, 0);
 }
 
-absl::StatusOr<AutoCandidate> RoceCandidate(const RoceOptions& options, const std::string& listen) {
-  ASSIGN_OR_RETURN(const roce::Libraries libraries, LoadLibraries(options));
-  ASSIGN_OR_RETURN(const rdma::MemlockLimit limit, rdma::ReadMemlockLimit(SysFiles()));
-  return roce::MakeCandidateOver(libraries, options, limit, listen);
+AutoCandidate RoceCandidate(const std::shared_ptr<roce::RoceNode>& devices, size_t arena_bytes,
+                            size_t kept_bytes, const std::string& listen) {
+  AutoCandidate candidate;
+  candidate.listen = listen;
+  candidate.preference = 200;
+  candidate.self = devices->Reach();
+  candidate.fits = roce::ReachFits;
+  candidate.fabric = MakeRoceFabric(devices, arena_bytes, kept_bytes);
+  return candidate;
 }
 
 }  // namespace tributary::transport

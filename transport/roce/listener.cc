@@ -23,10 +23,10 @@ constexpr size_t kMaxWaiting = 256;
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Listener>> RoceListener::Start(std::shared_ptr<RoceNode> node,
+absl::StatusOr<std::unique_ptr<Listener>> RoceListener::Start(RocePart part,
                                                               const std::string& address,
                                                               const LinkOptions& options) {
-  std::unique_ptr<RoceListener> listener(new RoceListener(std::move(node), options));
+  std::unique_ptr<RoceListener> listener(new RoceListener(std::move(part), options));
   // The first peer may come before the next line has stored the listener: Take does not need it.
   internal::AcceptorHooks hooks;
   hooks.peer_text = tcp::PeerText;
@@ -122,15 +122,15 @@ void RoceListener::Take(internal::ReadySockets sockets) {
 void RoceListener::RunSetUp(SetUp& at, internal::ReadySockets sockets) {
   const std::string peer = tcp::PeerText(sockets.control.get());
   absl::StatusOr<ReadyWire> wire =
-      SetUpWire(*node_, sockets, options_, Deadline::After(options_.connect_timeout));
+      SetUpWire(part_, sockets, options_, Deadline::After(options_.connect_timeout));
   {
     std::lock_guard lock(mutex_);
     at.control = -1;
   }
   absl::StatusOr<std::unique_ptr<Link>> link =
-      wire.ok()
-          ? RoceCore::Start(std::move(*wire), std::move(sockets), options_, node_->options().spin)
-          : absl::StatusOr<std::unique_ptr<Link>>(wire.status());
+      wire.ok() ? RoceCore::Start(std::move(*wire), std::move(sockets), options_,
+                                  part_.node->options().spin)
+                : absl::StatusOr<std::unique_ptr<Link>>(wire.status());
   if (!link.ok()) {
     refused_.fetch_add(1, std::memory_order_relaxed);
     spdlog::warn("links over RoCE: no link with {}: {}", peer, Text(link.status()));

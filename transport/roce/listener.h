@@ -20,8 +20,7 @@ namespace tributary::transport::roce {
 
 class RoceListener final : public Listener {
  public:
-  static absl::StatusOr<std::unique_ptr<Listener>> Start(std::shared_ptr<RoceNode> node,
-                                                         const std::string& address,
+  static absl::StatusOr<std::unique_ptr<Listener>> Start(RocePart part, const std::string& address,
                                                          const LinkOptions& options);
   ~RoceListener() override;
 
@@ -40,13 +39,13 @@ class RoceListener final : public Listener {
     bool done = false;  // guarded by mutex_
   };
 
-  RoceListener(std::shared_ptr<RoceNode> node, const LinkOptions& options)
-      : node_(std::move(node)), options_(options) {}
+  RoceListener(RocePart part, const LinkOptions& options)
+      : part_(std::move(part)), options_(options) {}
   void Take(internal::ReadySockets sockets);  // from the socket listener's thread
   void RunSetUp(SetUp& at, internal::ReadySockets sockets);
   void Reap() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  const std::shared_ptr<RoceNode> node_;
+  const RocePart part_;
   const LinkOptions options_;
   std::atomic<uint64_t> refused_ = 0;
   std::mutex mutex_;

@@ -94,9 +94,8 @@ absl::StatusOr<std::shared_ptr<RoceNode>> RoceNode::Open(const Libraries& librar
   RETURN_IF_ERROR(CheckRoceOptions(options));
   // Before anything is opened, and said even where no device is: with one the start would fail too.
   const auto need = [&](size_t devices) {
-    return rdma::MemlockNeedBytes({.arena_bytes = options.arena_bytes,
-                                   .other_arena_bytes = options.other_arena_bytes,
-                                   .devices = static_cast<uint32_t>(devices)});
+    return rdma::MemlockNeedBytes(
+        {.arena_bytes = options.arena_bytes, .devices = static_cast<uint32_t>(devices)});
   };
   RETURN_IF_ERROR(rdma::CheckMemlock(need(1), limit));
   const DeviceList list(*libraries.verbs);

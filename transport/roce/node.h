@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "transport/auto.h"
 #include "transport/rdma/memlock.h"
 #include "transport/roce.h"
+#include "transport/roce/arena.h"
 #include "transport/roce/cm_api.h"
 #include "transport/roce/cuda_api.h"
 #include "transport/roce/device.h"
@@ -24,10 +24,10 @@ struct Libraries {
   absl::StatusOr<std::shared_ptr<CudaApi>> cuda = absl::FailedPreconditionError("not looked for");
 };
 
-// Shared by a fabric, its listeners and its links. Thread-safe: nothing changes after Open.
+// Shared by fabrics, their listeners and their links. Thread-safe: nothing changes after Open.
 class RoceNode {
  public:
-  // As MakeRoceFabric says of its errors.
+  // As OpenRoceDevices says of its errors.
   static absl::StatusOr<std::shared_ptr<RoceNode>> Open(const Libraries& libraries,
                                                         const RoceOptions& options,
                                                         const rdma::MemlockLimit& limit);
@@ -57,16 +57,18 @@ class RoceNode {
   std::vector<std::shared_ptr<RoceDevice>> devices_;
 };
 
+// What a fabric's links stand on.
+struct RocePart {
+  std::shared_ptr<RoceNode> node;
+  std::shared_ptr<ArenaShare> share;
+};
+
 absl::Status CheckRoceOptions(const RoceOptions& options);
 
-// A fabric over any libraries: what MakeRoceFabric does with those of the system.
+// A fabric over any libraries, alone on its devices: what MakeRoceFabric does with those of the
+// system.
 absl::StatusOr<std::unique_ptr<Fabric>> MakeFabricOver(const Libraries& libraries,
                                                        const RoceOptions& options,
                                                        const rdma::MemlockLimit& limit);
-// Likewise what RoceCandidate does.
-absl::StatusOr<AutoCandidate> MakeCandidateOver(const Libraries& libraries,
-                                                const RoceOptions& options,
-                                                const rdma::MemlockLimit& limit,
-                                                const std::string& listen);
 
 }  // namespace tributary::transport::roce

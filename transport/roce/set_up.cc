@@ -189,9 +189,9 @@ class Probe {
 // The steps of one side.
 class SetUp {
  public:
-  SetUp(const RoceNode& node, const internal::ReadySockets& sockets, const LinkOptions& options,
+  SetUp(const RocePart& part, const internal::ReadySockets& sockets, const LinkOptions& options,
         const Deadline& deadline)
-      : node_(node),
+      : part_(part),
         sockets_(sockets),
         options_(options),
         deadline_(deadline),
@@ -234,15 +234,16 @@ class SetUp {
     const uint32_t queue_pairs =
         std::min(sockets_.hellos.ours.lanes(), sockets_.hellos.theirs.lanes());
     const uint32_t peer_slots = sockets_.hellos.theirs.slots();
-    ASSIGN_OR_RETURN(const RoceNode::Place place, node_.PlaceFor(fd_, deadline_));
+    ASSIGN_OR_RETURN(const RoceNode::Place place, part_.node->PlaceFor(fd_, deadline_));
     ReadyWire ready;
     ASSIGN_OR_RETURN(ready.wire, Wire::Create(place.device,
                                               {.place = place.at,
                                                .queue_pairs = queue_pairs,
                                                .slots = options_.slots,
                                                .peer_slots = peer_slots,
-                                               .chunk_bytes = options_.chunk_bytes},
-                                              node_.options()));
+                                               .chunk_bytes = options_.chunk_bytes,
+                                               .share = part_.share},
+                                              part_.node->options()));
     v1::RoceSetUp ours;
     *ours.mutable_endpoint() = ready.wire->endpoint();
     RETURN_IF_ERROR(tcp::WriteAll(fd_, EncodeSetUp(ours), deadline_));
@@ -268,7 +269,7 @@ class SetUp {
     return ready;
   }
 
-  const RoceNode& node_;
+  const RocePart& part_;
   const internal::ReadySockets& sockets_;
   const LinkOptions& options_;
   const Deadline deadline_;
@@ -278,9 +279,9 @@ class SetUp {
 
 }  // namespace
 
-absl::StatusOr<ReadyWire> SetUpWire(const RoceNode& node, const internal::ReadySockets& sockets,
+absl::StatusOr<ReadyWire> SetUpWire(const RocePart& part, const internal::ReadySockets& sockets,
                                     const LinkOptions& options, const Deadline& deadline) {
-  return SetUp(node, sockets, options, deadline).Run();
+  return SetUp(part, sockets, options, deadline).Run();
 }
 
 }  // namespace tributary::transport::roce

@@ -28,7 +28,7 @@ struct ReadyWire {
 
 // The same on both sides; blocks until `deadline` at most, or until the control socket is shut
 // down. A failure here is told to the peer in words.
-absl::StatusOr<ReadyWire> SetUpWire(const RoceNode& node, const internal::ReadySockets& sockets,
+absl::StatusOr<ReadyWire> SetUpWire(const RocePart& part, const internal::ReadySockets& sockets,
                                     const LinkOptions& options, const Deadline& deadline);
 
 }  // namespace tributary::transport::roce

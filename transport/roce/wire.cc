@@ -38,14 +38,14 @@ absl::StatusOr<std::unique_ptr<Wire>> Wire::Create(std::shared_ptr<RoceDevice> d
 
 Wire::~Wire() {
   TearDown();
-  device_->arena().Return(slots_, kHeaderRoom + request_.chunk_bytes);
+  request_.share->Return(arena(), slots_, kHeaderRoom + request_.chunk_bytes);
 }
 
 absl::Status Wire::SetUp() {
   RETURN_IF_ERROR(CheckPort());
   RETURN_IF_ERROR(Plan());
-  ASSIGN_OR_RETURN(slots_,
-                   device_->arena().Take(2 * plan_.slots, kHeaderRoom + request_.chunk_bytes));
+  ASSIGN_OR_RETURN(
+      slots_, request_.share->Take(arena(), 2 * plan_.slots, kHeaderRoom + request_.chunk_bytes));
   return CreateQueues();
 }
 

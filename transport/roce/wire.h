@@ -25,6 +25,7 @@ struct WireRequest {
   uint32_t slots = 8;
   uint32_t peer_slots = 8;
   size_t chunk_bytes = 0;
+  std::shared_ptr<ArenaShare> share;  // of the device's arena, that the slots are taken from
 };
 
 // Bytes before the payload in each slot: the chunk header, and alignment.
