@@ -136,6 +136,8 @@ void Collector::StartMeasuring() {
   metrics_.Clear();
   bytes_ = {};
   offers_seen_ = unused_grants_ = 0;
+  early_last_round_ = std::exchange(most_early_, early_);
+  CountEarly();
   started_ = last_task_ = loop_->Now();
   first_upload_ = last_upload_ = first_partial_ = last_partial_ = absl::ZeroDuration();
   busy_at_start_ = pool_.busy_seconds();

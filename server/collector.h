@@ -229,6 +229,8 @@ class Collector final : public FrontDoorHandler, public TierHandler {
     bool ready = false;             // it has its memory
     uint64_t reserved = 0;          // while no upload has it
     bool awaits_word = false;       // its client does not send before it has a Grant
+    bool passed = false;            // is not in line any more, but for memory
+    bool early = false;             // in line, and gRPC has what its stream's window lets it take
   };
 
   // Chunks of a partial sum that broke off. In the sum, and in memory, until its child goes on with
@@ -336,6 +338,8 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   void Offered(const std::string& id, const Child& child, const v1::Offer& offer);
   void Receive(const std::shared_ptr<Upload>& upload, std::function<void()> admit);
   void PumpGrants();
+  void SetEarly(Ask* ask, bool early);
+  void CountEarly();
   void Granted(uint64_t key);
   void GrantTimer();
   void UploadRead(uint64_t ticket);        // whole: its ask has ended
@@ -423,6 +427,9 @@ class Collector final : public FrontDoorHandler, public TierHandler {
   // Offers of a closed round that may count in the next, or in the second sum.
   std::map<std::string, Ask> parked_;
   EventLoop::TimerId grant_timer_ = 0;
+  uint64_t early_ = 0;                            // of asks_
+  uint64_t most_early_ = 0;                       // at a time in this round
+  uint64_t early_last_round_ = 0;                 // likewise, of the one before
   uint64_t offers_seen_ = 0, unused_grants_ = 0;  // in this round
   std::vector<std::shared_ptr<Upload>> held_;     // see MayCarry; one a client
   std::map<std::string, Shares> shares_;          // by aggregator; "": the clients here

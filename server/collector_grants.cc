@@ -89,8 +89,11 @@ void Collector::Receive(const std::shared_ptr<Upload>& upload, std::function<voi
   if (ask.ready) {
     ask.reserved = 0;
     Granted(key);
-  } else {
-    PumpGrants();
+    return;
+  }
+  PumpGrants();
+  if (const auto it = asks_.find(key); it != asks_.end() && !it->second.passed) {
+    SetEarly(&it->second, true);
   }
 }
 
@@ -103,6 +106,8 @@ void Collector::PumpGrants() {
   for (const uint64_t key : pacer_.Take(loop_->Now(), cut_off)) {
     const auto it = asks_.find(key);
     if (it == asks_.end()) continue;
+    SetEarly(&it->second, false);
+    it->second.passed = true;
     budget_.Reserve(kAskKeys | key, it->second.bytes, [this, key] { Granted(key); });
   }
   if (budget_.waiting() > 0) UndoHalves();  // who waits goes before who may never come back
@@ -114,6 +119,20 @@ void Collector::PumpGrants() {
       GrantTimer();
     });
   }
+}
+
+void Collector::SetEarly(Ask* ask, bool early) {
+  if (std::exchange(ask->early, early) == early) return;
+  early_ = early ? early_ + 1 : early_ - 1;
+  CountEarly();
+}
+
+// What gRPC took in for those who waited is not at once another update's when they are through, and
+// the next round's first uploads are admitted before the others are seen: so many as waited at a
+// time are counted for this round and the next.
+void Collector::CountEarly() {
+  most_early_ = std::max(most_early_, early_);
+  budget_.SetUnasked(std::max(most_early_, early_last_round_) * limits_.stream_window_bytes);
 }
 
 // Its memory is reserved.
@@ -172,6 +191,7 @@ void Collector::EndAsk(uint64_t key) {
   if (it == asks_.end()) return;
   Ask ask = std::move(it->second);
   asks_.erase(it);
+  SetEarly(&ask, false);
   if (const auto offer = offers_.find(ask.id); offer != offers_.end() && offer->second == key) {
     offers_.erase(offer);
   }

@@ -57,8 +57,9 @@ struct TransportConfig {  // [transport]
 
 struct LimitsConfig {                           // [limits]
   uint64_t inflight_bytes = uint64_t{1} << 30;  // encoded updates and partial sums held at once
-  // What gRPC may take in of an upload beyond what this node has asked for; 64 KiB..16 MiB. Not in
-  // inflight_bytes: each upload that waits for its turn holds up to this.
+  // What gRPC may take in of an upload beyond what this node has asked for; 64 KiB..16 MiB. Each
+  // upload that waits for its turn holds up to this; inflight_bytes makes room for it, up to a
+  // fifth.
   uint64_t stream_window_bytes = uint64_t{128} << 10;
   uint32_t fold_workers = 0;  // 0: one a core
   uint32_t max_sessions = 20000;

@@ -2,6 +2,7 @@
 // first served.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -27,18 +28,21 @@ class MemoryBudget {
   }
   // Forgets a waiting request; true where it was still waiting (nothing to release then).
   bool Drop(uint64_t key) {
-    for (auto it = waiting_.begin(); it != waiting_.end(); ++it) {
-      if (it->key != key) continue;
-      waiting_.erase(it);
-      Pump();
-      return true;
-    }
-    return false;
+    const auto it = std::find_if(waiting_.begin(), waiting_.end(),
+                                 [&](const Request& request) { return request.key == key; });
+    const bool found = it != waiting_.end();
+    if (found) waiting_.erase(it);
+    Pump();
+    return found;
   }
   void Release(uint64_t bytes) {
     used_ -= bytes;
     Pump();
   }
+  // What those who wait hold already, unasked: counted too, up to a fifth of the limit, so that
+  // many of them leave the larger part of it to what is received. Who waits is looked at again with
+  // the next Reserve, Drop or Release.
+  void SetUnasked(uint64_t bytes) { unasked_ = std::min(bytes, limit_ / 5); }
 
  private:
   struct Request {
@@ -47,15 +51,18 @@ class MemoryBudget {
     std::function<void()> granted;
   };
   void Pump() {
-    while (!waiting_.empty() && used_ + waiting_.front().bytes <= limit_) {
+    while (!waiting_.empty() && Fits(waiting_.front().bytes)) {
       Request next = std::move(waiting_.front());
       waiting_.pop_front();
       used_ += next.bytes;
       next.granted();
     }
   }
+  // One that is alone always does: it was let in for being within the limit.
+  bool Fits(uint64_t bytes) const { return used_ == 0 || used_ + bytes + unasked_ <= limit_; }
   uint64_t limit_;
   uint64_t used_ = 0;
+  uint64_t unasked_ = 0;
   std::deque<Request> waiting_;
 };
 

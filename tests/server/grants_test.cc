@@ -2,6 +2,7 @@
 // node with many clients over sockets.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <thread>
 
 #include "client/client.h"
@@ -84,6 +85,40 @@ TEST_F(GrantsTest, OneThatDoesNotOfferIsServedInItsTurn) {
   EXPECT_FALSE(IsGranted("d"));
   Complete(old);
   EXPECT_TRUE(IsGranted("d"));
+}
+
+// More than the pacer lets pass at a time: gRPC has the beginning of each that is left in line, and
+// that is taken off the memory for two, in this round and in the next.
+TEST_F(GrantsTest, ThoseThatWaitUnaskedLeaveLessMemoryToTheOthers) {
+  std::vector<std::string> ids;
+  for (int i = 0; i < 20; ++i) Join(ids.emplace_back(absl::StrCat("u", i)));
+  for (const uint64_t round : {1, 2}) {
+    SCOPED_TRACE(round);
+    BeginRound(round);
+    std::vector<std::shared_ptr<HeldUpload>> uploads;
+    for (const std::string& id : ids) uploads.push_back(Upload(id));
+    const auto admitted = [&] {
+      return std::ranges::count_if(uploads, [](const auto& one) { return one->admitted(); });
+    };
+    // Before others are seen in line there is room for two; in the next round they are foreseen.
+    EXPECT_EQ(admitted(), round == 1 ? 2 : 1);
+    Complete(uploads[0]);
+    EXPECT_EQ(admitted(), 2);
+    for (size_t i = 1; i < uploads.size(); ++i) {
+      Complete(uploads[i]);
+      EXPECT_EQ(admitted(), std::min<ptrdiff_t>(i + 2, 20)) << "one at a time";
+    }
+    EXPECT_EQ(CloseRound().result.clients, 20u);
+  }
+  // Nobody waited in line: the round after has the memory for two again.
+  for (const uint64_t round : {3, 4}) {
+    BeginRound(round);
+    const auto one = Upload("a"), other = Upload("b");
+    EXPECT_EQ(other->admitted(), round == 4);
+    Complete(one);
+    Complete(other);
+    EXPECT_EQ(CloseRound().result.clients, 2u);
+  }
 }
 
 TEST_F(GrantsTest, WhoSendsBeforeItIsGrantedKeepsItsPlaceInTheLine) {
