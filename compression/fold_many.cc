@@ -211,7 +211,6 @@ HWY_INLINE size_t ManyWhole(const BlockPart* parts, size_t count, size_t length,
 // below 2^19 that is still 52 bits. The weights times 2^32 are taken away once.
 #pragma GCC push_options
 #pragma GCC target("avx512ifma")
-constexpr int64_t kMost52Weight = (int64_t{1} << 19) - 1;
 constexpr double kLeast52Scale = 0x1p-26;
 
 // What an update brings to a block, where one load spreads it over a vector.
@@ -221,23 +220,17 @@ struct Part52 {
   int64_t weight;
 };
 
-HWY_INLINE __m512i Add52(const Part52& part, size_t at, __m512i sum) {
-  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(part.codes + at));
+HWY_INLINE __m512i Add52(const Part52& part, const uint8_t* codes, __m512i sum) {
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes));
   const __m512i bits = _mm512_add_epi64(_mm512_set1_epi64(kMagicBits), _mm512_cvtepi8_epi64(bytes));
   const __m512d q = _mm512_fmadd_pd(_mm512_castsi512_pd(bits), _mm512_set1_pd(part.scale),
                                     _mm512_set1_pd(part.adder));
   return _mm512_madd52lo_epu64(sum, _mm512_castpd_si512(q), _mm512_set1_epi64(part.weight));
 }
 
-size_t ManyIntegers52(const BlockPart* parts, size_t count, size_t length, int64_t* acc) {
-  Part52 own[kMany];
+size_t ManyIntegers52(const Part52* own, size_t count, size_t length, int64_t* acc) {
   uint64_t weights = 0;
-  for (size_t u = 0; u < count; ++u) {
-    const FoldArgs& args = parts[u].args;
-    own[u] = {parts[u].codes, args.scale, 0x1p52 + 0x1p32 - kMagic * args.scale,
-              static_cast<int64_t>(args.weight)};
-    weights += args.weight;
-  }
+  for (size_t u = 0; u < count; ++u) weights += static_cast<uint64_t>(own[u].weight);
   const __m512i start = _mm512_set1_epi64(static_cast<int64_t>(0 - (weights << 32)));
   size_t i = 0;
   const auto load = [&](size_t k) {
@@ -245,14 +238,17 @@ size_t ManyIntegers52(const BlockPart* parts, size_t count, size_t length, int64
   };
   const auto store = [&](size_t k, __m512i sum) { _mm512_storeu_si512(acc + i + 8 * k, sum); };
   for (; i + 128 <= length; i += 128) {
-    PrefetchAhead(parts, count, i, 64, 8, acc);
-    PrefetchAhead(parts, count, i + 64, 64, 8, acc);
+    PrefetchSums(acc + i, 128);
     __m512i s0 = load(0), s1 = load(1), s2 = load(2), s3 = load(3);
     __m512i s4 = load(4), s5 = load(5), s6 = load(6), s7 = load(7);
     __m512i s8 = load(8), s9 = load(9), s10 = load(10), s11 = load(11);
     __m512i s12 = load(12), s13 = load(13), s14 = load(14), s15 = load(15);
     for (size_t u = 0; u < count; ++u) {
-      const auto add = [&](size_t k, __m512i sum) { return Add52(own[u], i + 8 * k, sum); };
+      // One address and constants beside it: sixteen of their own would not stay in registers.
+      const uint8_t* const codes = own[u].codes + i;
+      PrefetchPart(codes);
+      PrefetchPart(codes + 64);
+      const auto add = [&](size_t k, __m512i sum) { return Add52(own[u], codes + 8 * k, sum); };
       s0 = add(0, s0), s1 = add(1, s1), s2 = add(2, s2), s3 = add(3, s3);
       s4 = add(4, s4), s5 = add(5, s5), s6 = add(6, s6), s7 = add(7, s7);
       s8 = add(8, s8), s9 = add(9, s9), s10 = add(10, s10), s11 = add(11, s11);
@@ -263,24 +259,40 @@ size_t ManyIntegers52(const BlockPart* parts, size_t count, size_t length, int64
     store(8, s8), store(9, s9), store(10, s10), store(11, s11);
     store(12, s12), store(13, s13), store(14, s14), store(15, s15);
   }
+  for (; i + 32 <= length; i += 32) {
+    PrefetchSums(acc + i, 32);
+    __m512i s0 = load(0), s1 = load(1), s2 = load(2), s3 = load(3);
+    for (size_t u = 0; u < count; ++u) {
+      const uint8_t* const codes = own[u].codes + i;
+      PrefetchPart(codes);
+      s0 = Add52(own[u], codes, s0), s1 = Add52(own[u], codes + 8, s1);
+      s2 = Add52(own[u], codes + 16, s2), s3 = Add52(own[u], codes + 24, s3);
+    }
+    store(0, s0), store(1, s1), store(2, s2), store(3, s3);
+  }
   for (; i + 8 <= length; i += 8) {
     __m512i sum = load(0);
-    for (size_t u = 0; u < count; ++u) sum = Add52(own[u], i, sum);
+    for (size_t u = 0; u < count; ++u) sum = Add52(own[u], own[u].codes + i, sum);
     store(0, sum);
   }
   return i;
 }
 #pragma GCC pop_options
 
-// Whether ManyIntegers52 can, on this CPU and with these.
-HWY_INLINE bool Fits52(const BlockPart* parts, size_t count) {
-  static const bool has = __builtin_cpu_supports("avx512ifma") != 0;
-  bool fits = has;
+// A block of bytes at `at` of each update: ManyIntegers52 where all of their scales fit, else 0.
+// The weights are Has52's.
+HWY_INLINE size_t ManyBytes52(const BlockFormat& format, const ManyRun* runs, size_t count,
+                              size_t at, size_t length, double grid_scale, int64_t* acc) {
+  Part52 own[kMany];
+  const size_t head = format.scale_bytes();
+  bool fits = true;
   for (size_t u = 0; u < count; ++u) {
-    const FoldArgs& args = parts[u].args;
-    fits = fits && args.weight <= kMost52Weight && (args.scale == 0 || args.scale >= kLeast52Scale);
+    const uint8_t* const p = runs[u].p + at;
+    const double scale = static_cast<double>(BlockUnit(format, p)) * grid_scale;
+    fits &= NarrowScale(format, scale) & ((scale == 0) | (scale >= kLeast52Scale));
+    own[u] = {p + head, scale, 0x1p52 + 0x1p32 - kMagic * scale, runs[u].weight};
   }
-  return fits;
+  return fits ? ManyIntegers52(own, count, length, acc) : 0;
 }
 #endif
 
@@ -324,11 +336,6 @@ HWY_INLINE size_t ManyCodes(const BlockFormat& format, const BlockPart* parts, s
     return ManyWhole(parts, count, length, std::ilogb(parts[0].args.scale), acc);
   }
 #endif
-#if HWY_TARGET <= HWY_AVX3 && HWY_COMPILER_GCC_ACTUAL
-  if (format.bits == 8 && Fits52(parts, count)) {
-    return ManyIntegers52(parts, count, length, acc);
-  }
-#endif
   if (format.bits == 8) return ManyIntegers(parts, count, length, acc);
   if (format.bits == 1) return ManySigns(parts, count, length, acc);
 #if HWY_TARGET <= HWY_AVX3
@@ -339,6 +346,20 @@ HWY_INLINE size_t ManyCodes(const BlockFormat& format, const BlockPart* parts, s
   }
 #endif
   return ManyUnpacked(format, parts, count, length, acc);
+}
+
+// A block at `at` of each update, where all are narrow or of signs; else 0.
+HWY_INLINE size_t ManyOfAny(const BlockFormat& format, const ManyRun* runs, size_t count, size_t at,
+                            size_t length, double grid_scale, int64_t* acc) {
+  BlockPart parts[kMany];
+  bool narrow = true;
+  for (size_t u = 0; u < count; ++u) {
+    const uint8_t* const p = runs[u].p + at;
+    const double scale = static_cast<double>(BlockUnit(format, p)) * grid_scale;
+    parts[u] = {p + format.scale_bytes(), {scale, static_cast<uint64_t>(runs[u].weight), 0}};
+    narrow = narrow && NarrowScale(format, scale);
+  }
+  return narrow || format.bits == 1 ? ManyCodes(format, parts, count, length, acc) : 0;
 }
 
 #endif  // HWY_TARGET != HWY_SCALAR
@@ -360,22 +381,23 @@ void ManyBlocks(const BlockFormat& format, const ManyRun* runs, size_t count, si
   }
   const size_t width = format.BlockBytes(length);
   const size_t head = format.scale_bytes();
-  for (size_t b = 0; b < blocks; ++b, acc += length) {
-#if HWY_TARGET != HWY_SCALAR
-    BlockPart parts[kMany];
-    bool narrow = true;
-    for (size_t u = 0; u < count; ++u) {
-      const uint8_t* const p = runs[u].p + b * width;
-      const double scale = static_cast<double>(BlockUnit(format, p)) * grid_scale;
-      parts[u] = {p + head, {scale, static_cast<uint64_t>(runs[u].weight), 0}};
-      narrow = narrow && NarrowScale(format, scale);
-    }
-    const size_t done =
-        narrow || format.bits == 1 ? ManyCodes(format, parts, count, length, acc) : 0;
-    if (done == length) continue;
-#else
-    const size_t done = 0;
+#if HWY_TARGET <= HWY_AVX3 && HWY_COMPILER_GCC_ACTUAL
+  // ManyWhole is faster still.
+  const double shared = format.scale_kind == ScaleKind::kShared
+                            ? static_cast<double>(BlockUnit(format, runs[0].p)) * grid_scale
+                            : 0;
+  const bool bytes52 = format.bits == 8 && format.code_kind == CodeKind::kInteger && shared < 1 &&
+                       Has52(runs, count);
 #endif
+  for (size_t b = 0; b < blocks; ++b, acc += length) {
+    size_t done = 0;
+#if HWY_TARGET <= HWY_AVX3 && HWY_COMPILER_GCC_ACTUAL
+    if (bytes52) done = ManyBytes52(format, runs, count, b * width, length, grid_scale, acc);
+#endif
+#if HWY_TARGET != HWY_SCALAR
+    if (done == 0) done = ManyOfAny(format, runs, count, b * width, length, grid_scale, acc);
+#endif
+    if (done == length) continue;
     for (size_t u = 0; u < count; ++u) {
       const uint8_t* const p = runs[u].p + b * width;
       const double scale = static_cast<double>(BlockUnit(format, p)) * grid_scale;
