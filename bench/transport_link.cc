@@ -167,8 +167,12 @@ absl::Status Peer::FinishStream(StreamResult* result) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<StreamResult> LinkStream(const Shape& shape, const Consume& consume, bool filled) {
-  ASSIGN_OR_RETURN(auto started, AcceptPeer(filled ? "link-filled-stream" : "link-stream", shape));
+absl::StatusOr<StreamResult> LinkStream(const Shape& shape, const Consume& consume,
+                                        Payload payload) {
+  const char* const what = payload == Payload::kCopied    ? "link-filled-stream"
+                           : payload == Payload::kInPlace ? "link-in-place-stream"
+                                                          : "link-stream";
+  ASSIGN_OR_RETURN(auto started, AcceptPeer(what, shape));
   auto& [accepted, peer] = started;
   StreamResult result;
   uint64_t warm = WarmBytes(shape);
@@ -241,6 +245,10 @@ absl::StatusOr<std::string> LinkStreamPeer(const TransportPeerOptions& options) 
 }
 absl::StatusOr<std::string> LinkFilledStreamPeer(const TransportPeerOptions& options) {
   return SendStream(options, /*copies=*/true);
+}
+
+absl::StatusOr<std::string> LinkInPlaceStreamPeer(const TransportPeerOptions& options) {
+  return SendStream(options, /*copies=*/false);
 }
 
 absl::StatusOr<PingResult> LinkPing(const Shape& shape) {

@@ -51,11 +51,14 @@ Shape ShapeFor(const std::string& kind, size_t size, uint32_t lanes, uint64_t by
 // default.
 transport::RoceOptions RoceOptionsOf(const Shape& shape);
 
-// Receives a stream of chunks. `consume` is called with each (empty: they are dropped). `filled`:
-// the sender copies each in from SourceBytes of memory, as through shared memory it always does.
+// Where a stream's chunks come from: copied in from 128 MiB of other memory, made in the slot
+// (which is touched once), or as the transport's own figure has it: copied through shared memory,
+// else made in place.
+enum class Payload { kOwn, kCopied, kInPlace };
+// Receives a stream of chunks. `consume` is called with each (empty: they are dropped).
 using Consume = std::function<void(const transport::Chunk&)>;
 absl::StatusOr<StreamResult> LinkStream(const Shape& shape, const Consume& consume,
-                                        bool filled = false);
+                                        Payload payload = Payload::kOwn);
 absl::StatusOr<PingResult> LinkPing(const Shape& shape);
 // Plain blocking sockets, one thread a socket and side, no checksum.
 absl::StatusOr<StreamResult> SocketStream(const Shape& shape);
@@ -68,6 +71,7 @@ absl::StatusOr<PingResult> SharedPing(const Shape& shape);
 // The other process's part of each.
 absl::StatusOr<std::string> LinkStreamPeer(const TransportPeerOptions& options);
 absl::StatusOr<std::string> LinkFilledStreamPeer(const TransportPeerOptions& options);
+absl::StatusOr<std::string> LinkInPlaceStreamPeer(const TransportPeerOptions& options);
 absl::StatusOr<std::string> LinkPingPeer(const TransportPeerOptions& options);
 absl::StatusOr<std::string> SocketStreamPeer(const TransportPeerOptions& options);
 absl::StatusOr<std::string> SocketPingPeer(const TransportPeerOptions& options);
