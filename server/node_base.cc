@@ -3,6 +3,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <fstream>
 #include <utility>
 
@@ -127,11 +128,19 @@ void NodeBase::Hangup(absl::Duration until) {
   loop_.PostAfter(absl::Milliseconds(10), [this, until] { Hangup(until); });
 }
 
+uint64_t NodeBase::LinkRetransmits() const {
+  return tier_ == nullptr ? 0 : tier_->stats().retransmits;
+}
+
 void NodeBase::Publish(RoundReport report) {
   report.node = options_.config.node.name;
   const bool root = options_.config.is_root();
   if (root && report.committed) tree_.ObserveRound(report.collected.result.contributors);
   report.participation = root ? tree_.Summary() : collector_->participation().Summary();
+  const uint64_t retransmits = LinkRetransmits();
+  // A connection that has ended may tell nothing any more.
+  report.link_retransmits = retransmits - std::min(retransmits, retransmits_told_);
+  retransmits_told_ = std::max(retransmits_told_, retransmits);
   if (const absl::Status status = rounds_file_->Append(report); !status.ok())
     spdlog::error("{}", Text(status));
   if (options_.on_round) options_.on_round(report);

@@ -30,6 +30,8 @@ class NodeBase : public Node {
   virtual void Buffered(uint64_t /*clients*/) {}           // asynchronous runs: are in the sum
   virtual void Claim(const v1::Claims& /*claims*/) {}      // racks: to the parent
   virtual void Inquire(const v1::Inquiry& /*inquiry*/) {}  // likewise
+  // Segments that this node has sent again on its links, since its start.
+  virtual uint64_t LinkRetransmits() const;
   // Tells all members, waits for them to hang up (at most two seconds), and ends Run with `result`.
   void End(v1::Stop::Kind kind, const std::string& reason, absl::Status result);
   bool ending() const { return ending_; }
@@ -54,6 +56,7 @@ class NodeBase : public Node {
   void WriteParticipation() const;
   // At the root: of the clients of the whole tree.
   aggregation::Participation tree_;
+  uint64_t retransmits_told_ = 0;  // in reports so far
   bool ending_ = false;
   absl::Status result_;
   std::atomic<int> shutdowns_{0};

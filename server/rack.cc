@@ -219,6 +219,10 @@ void Rack::Inquire(const v1::Inquiry& inquiry) {
   if (uplink_ != nullptr) uplink_->SendInquiry(inquiry);
 }
 
+uint64_t Rack::LinkRetransmits() const {
+  return NodeBase::LinkRetransmits() + (uplink_ == nullptr ? 0 : uplink_->retransmits());
+}
+
 // ---- The end
 
 // To be collected, taken by the parent, and its outcome told. Not an asynchronous run's buffer:

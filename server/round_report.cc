@@ -87,6 +87,7 @@ std::string ToJson(const RoundReport& r) {
                    {"saved_to_clients", c.bytes.saved_to_clients},
                    {"saved_to_aggregators", c.bytes.saved_to_aggregators}};
   json["transport"] = r.transport;
+  json["link_retransmits"] = r.link_retransmits;
   json["codec"] = r.codec;
   json["model_bytes"] = r.model_bytes;
   json["model_sha256"] = r.model_sha256;

@@ -24,6 +24,7 @@ struct RoundReport {
   // Really used: at the root towards the tier below ("tcp", "shm+tcp"; "none" where no aggregator
   // took part), elsewhere towards the parent.
   std::string transport;
+  uint64_t link_retransmits = 0;  // segments that this node sent again on links, in this round
   std::string codec;
   std::string model_sha256;      // hex; of the model after this round; a rack's: that it holds then
   std::string published_sha256;  // hex; of what clients are given of it (server/downlink.h)

@@ -181,7 +181,9 @@ void TierChild::Cancel(const std::string& why) {
 
 void TierChild::Receive() {
   const absl::Status why = ReceiveUntilError();
-  spdlog::info("link of \"{}\" ended: {}", hello_.id(), Text(why));
+  const std::string path = transport::PathText(link_->stats());
+  spdlog::info("link of \"{}\" ended: {}{}{}", hello_.id(), Text(why), path.empty() ? "" : "; ",
+               path);
   if (incoming_ != nullptr) handler_->OnPartialBroken(incoming_, why);
   Cancel(Text(why));
   over_ = true;

@@ -111,6 +111,11 @@ class GrpcUplink final : public Uplink {
     return transport_;
   }
 
+  uint64_t retransmits() override {
+    std::lock_guard lock(mu_);
+    return past_retransmits_ + (link_ == nullptr ? 0 : link_->stats().retransmits);
+  }
+
   void SetHeld(const std::string& sha256) override {
     std::lock_guard lock(mu_);
     held_ = sha256;
@@ -429,7 +434,12 @@ class GrpcUplink final : public Uplink {
         forwarder_.UseLink(shared);
         status = ReceiveModels(*shared, layout);
         forwarder_.UseLink(nullptr);
+        const transport::LinkStats stats = shared->stats();
+        if (const std::string path = transport::PathText(stats); !path.empty())
+          spdlog::info("link to \"{}\" over {} has ended: {}", shared->peer(), shared->transport(),
+                       path);
         std::lock_guard lock(mu_);
+        past_retransmits_ += stats.retransmits;
         link_ = nullptr;
         // Forward may still send on it: make it fail at once rather than wait.
         shared->Cancel(absl::StrCat("the link has ended: ", Text(status)));
@@ -492,6 +502,7 @@ class GrpcUplink final : public Uplink {
   std::shared_ptr<const aggregation::ModelLayout> layout_;
   std::shared_ptr<transport::Link> link_;
   std::string transport_;  // of the last link
+  uint64_t past_retransmits_ = 0;
   Forwarder forwarder_;
   std::thread session_thread_, writer_thread_, link_thread_;
 };

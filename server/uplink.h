@@ -64,6 +64,8 @@ class Uplink {
   // Asynchronous runs: so many clients' updates are in the sum for `round`; told at once.
   virtual void SetBuffered(uint64_t round, uint64_t clients) = 0;
   virtual std::string transport() = 0;  // of the link to the parent, or the last one; "" before it
+  // Segments that this side has sent again on links to the parent, ended ones too.
+  virtual uint64_t retransmits() = 0;
   virtual void SetHeld(const std::string& sha256) = 0;  // the model held, for the next Join
   // These wait for nobody: a parent that does not read them loses the session.
   virtual void SendReport(const v1::Report& report) = 0;

@@ -1,5 +1,7 @@
-// Chunk: the lease on a slot.
+// Chunk: the lease on a slot; and figures in words.
 #include "transport/link.h"
+
+#include "absl/strings/str_cat.h"
 
 namespace tributary::transport {
 
@@ -20,6 +22,13 @@ Chunk& Chunk::operator=(Chunk&& other) noexcept {
 
 Chunk::~Chunk() {
   if (owner_ != nullptr) owner_->Return(slot_);
+}
+
+std::string PathText(const LinkStats& stats) {
+  if (stats.congestion_window == 0) return "";
+  return absl::StrCat(stats.retransmits, " segments sent again, round trip ",
+                      absl::FormatDuration(stats.round_trip), ", congestion window ",
+                      stats.congestion_window, " segments");
 }
 
 }  // namespace tributary::transport

@@ -47,6 +47,7 @@ class Rack final : public NodeBase, public UplinkHandler {
   void Decline(const v1::RoundSpec& spec, const std::string& why);
   void Claim(const v1::Claims& claims) override;
   void Inquire(const v1::Inquiry& inquiry) override;
+  uint64_t LinkRetransmits() const override;
   void ShutdownAsked() override;
   bool WorthFinishing() const;
   void CloseIfAlone();

@@ -379,6 +379,24 @@ TEST_F(Examined, APortInUseNamesItsHolder) {
   EXPECT_THAT(At(report, "ports.node").mend, HasSubstr("ss -ltnp 'sport = :7070'"));
 }
 
+TEST_F(Examined, APortOfLinksInUseIsTheLinksFaultAlone) {
+  Machine("plain");  // where tributary listens on 7070
+  env_.try_listen = [](const std::string& at) {
+    return at == "10.0.0.5:7070" ? absl::AlreadyExistsError("the port is in use")
+                                 : absl::OkStatus();
+  };
+  config_ = ConfigWith("tcp");
+  config_.node.listen = "0.0.0.0:7080";
+  config_.transport.listen = "10.0.0.5:7070";
+  const Report report = Examine({.config = &config_, .file = "f", .peer = ""}, env_);
+  EXPECT_EQ(report.exit_code(), 1);
+  EXPECT_EQ(At(report, "ports.node").verdict, Verdict::kOk);
+  const Finding links = At(report, "ports.links");
+  EXPECT_EQ(links.verdict, Verdict::kFail);
+  EXPECT_EQ(links.seen, "10.0.0.5:7070: the port is in use, by tributary (pid 4711)");
+  EXPECT_EQ(links.mend, "ss -ltnp 'sport = :7070'  # end it, or change [transport] listen");
+}
+
 TEST_F(Examined, TooFewDescriptorsForARoundFailAndForAllSessionsWarn) {
   Machine("plain");  // 1024 open files
   config_ = ConfigWith("tcp");
@@ -426,6 +444,28 @@ TEST_F(Examined, SharedMemoryThatCannotBeHadFailsAndASmallGroupWarns) {
   EXPECT_EQ(At(Run("shm"), "shm.memfd").verdict, Verdict::kWarn);
   env_.try_memfd = [](uint64_t) { return absl::ResourceExhaustedError("no memory"); };
   EXPECT_EQ(At(Run("shm"), "shm.memfd").verdict, Verdict::kFail);
+}
+
+TEST_F(Examined, SpaceOfDevShmIsShownAndItsAbsenceIsNoFault) {
+  Machine("plain");
+  std::string asked;
+  env_.space = [&asked](const std::string& path) -> absl::StatusOr<Space> {
+    asked = path;
+    return Space{.total_bytes = uint64_t{3} << 30, .free_bytes = uint64_t{64} << 20};
+  };
+  const Finding there = At(Run("auto"), "shm.dev_shm");
+  EXPECT_EQ(asked, "/dev/shm");
+  EXPECT_EQ(there.verdict, Verdict::kOk);
+  EXPECT_THAT(there.seen, StartsWith("64 MiB free of 3 GiB; links use memory files"));
+  env_.space = [](const std::string& path) -> absl::StatusOr<Space> {
+    return absl::NotFoundError(path + ": No such file or directory");
+  };
+  const Report without = Run("shm");
+  EXPECT_EQ(without.exit_code(), 0);  // links do not need it
+  EXPECT_EQ(At(without, "shm.dev_shm").verdict, Verdict::kWarn);
+  EXPECT_THAT(At(without, "shm.dev_shm").seen, HasSubstr("/dev/shm: No such file"));
+  EXPECT_THAT(At(without, "shm.dev_shm").mend, HasSubstr("mount -t tmpfs tmpfs /dev/shm"));
+  EXPECT_EQ(Find(Run("tcp"), "shm.dev_shm"), nullptr);
 }
 
 TEST_F(Examined, AFileSizeLimitIsToldBeforeItWouldKillTheProcess) {

@@ -1,5 +1,6 @@
 """The two emulated hosts as scenarios.py sees them: processes on either, and the network between."""
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -89,9 +90,15 @@ class Peer:
 
     def report(self, seconds=120):
         self.wait(seconds)
+        self.expect_accounted()
         lines = [line for line in self.text().splitlines() if line.startswith("{")]
         check(lines, f"{self.name} gave no report:\n{self.text()}")
         return json.loads(lines[-1])
+
+    def expect_accounted(self):
+        """Its links' ends have had every request back that they gave a device: what they say of those that are missing."""
+        kept = [line for line in self.text().splitlines() if "were not given back" in line]
+        check(not kept, f"{self.name} tore a link down with requests left at the device: {kept}")
 
 
 port = 7100
@@ -148,6 +155,39 @@ def await_listener(port, seconds=60):
     while not listens():
         check(time.monotonic() < limit, f"nobody listens at port {port} of the second host")
         time.sleep(0.1)
+
+
+def listening_ports(pid):
+    """TCP ports at which a process of this host listens: its sockets' inodes against the kernel's table."""
+    inodes = set()
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            inodes.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
+        except FileNotFoundError:  # closed meanwhile
+            pass
+    ports = set()
+    for table in ("tcp", "tcp6"):
+        with open(f"/proc/{pid}/net/{table}") as file:
+            for one in (line.split() for line in file):
+                if len(one) > 9 and one[3] == "0A" and f"socket:[{one[9]}]" in inodes:
+                    ports.add(int(one[1].rsplit(":", 1)[1], 16))
+    return ports
+
+
+def say(address, port, words):
+    """As a stranger: says these words and no more; what is answered until the other side ends the connection."""
+    heard = b""
+    with socket.create_connection((address, port), timeout=30) as stranger:
+        try:
+            stranger.sendall(words)
+            stranger.shutdown(socket.SHUT_WR)
+            while more := stranger.recv(4096):
+                heard += more
+        except TimeoutError:
+            raise Failed(f"port {port} of {address} holds on to a stranger that said {words[:20]}")
+        except OSError:  # cut off in the middle of what it says: that is an end too
+            pass
+    return heard
 
 
 def expect_given_back(report, what):

@@ -5,7 +5,6 @@ usage: scenarios.py BINARIES [--full] [--only NAME,...]
 import argparse
 import json
 import os
-import socket
 import subprocess
 import time
 import traceback
@@ -13,6 +12,7 @@ import traceback
 import hosts
 from hosts import (HERE, OUT, THERE, Failed, Netem, Peer, check, cut, expect_error, expect_no_spin, expect_ok,
                    expect_sent, mend, pair)
+from strangers import aggregator_strangers, strangers  # noqa: F401, found by their names
 
 
 # --- scenarios; each takes the transport, and returns what is worth a line ---
@@ -219,34 +219,6 @@ def restarted_at_the_same_address(transport):
     again.await_text("listening")
     sender = Peer([f"{hosts.BIN}/rdma_vm_peer", "send", transport, address, "4"], False)
     return f"{expect_ok(again, sender, 'after the restart'):.1f} s for 4 MiB"
-
-
-def strangers(transport):
-    receiver = Peer([f"{hosts.BIN}/rdma_vm_peer", "receive", transport, f"{THERE}:7099", "2"], True)
-    receiver.await_text("listening")
-
-    def say(words):
-        with socket.create_connection((THERE, 7099), timeout=20) as stranger:
-            stranger.sendall(words)
-            heard = b""
-            while more := stranger.recv(4096):
-                heard += more
-            return heard
-
-    http = say(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-    check(b"400 Bad Request" in http, f"HTTP was answered {http}")
-    tls = say(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"r" * 500)
-    check(b"TLS" in tls, f"TLS was answered {tls}")
-    giant = say(b"TRIBLINK" + (1 << 63).to_bytes(8, "little"))
-    check(b"9223372036854775808" in giant, f"a hello of 2^63 bytes was answered {giant}")
-    hello = b"\x08\x02\x12\x10" + b"i" * 16  # version 2
-    version = say(b"TRIBLINK" + len(hello).to_bytes(8, "little") + hello)
-    check(b"speaks version 2" in version, f"version 2 was answered {version}")
-    for garbage in (b"\xff" * 64, b"TRIBLINK" + (4).to_bytes(8, "little") + b"\xff" * 4, os.urandom(4096)):
-        check(say(garbage), f"{garbage[:20]} was answered with silence")
-    sender = Peer([f"{hosts.BIN}/rdma_vm_peer", "send", transport, f"{THERE}:7099", "2"], False)
-    expect_ok(receiver, sender, "after the strangers")
-    return "HTTP, TLS, 2^63 bytes, version 2 and garbage were answered in words, then a link was made"
 
 
 def idle(transport):
@@ -513,7 +485,7 @@ SHORT = [("devices", "roce"), ("conformance", "roce"), ("federated", "roce"), ("
 FULL = SHORT[:-1] + [("conformance_ipv6", "roce"), ("conformance", "tcp"), ("plain", "roce"), ("loss_3", "roce"),
                 ("delay", "roce"), ("cut_for_good", "roce"), ("cut_for_good", "roce-finite"), ("killed_before_first", "roce"),
                 ("connect_times_out", "roce"),
-                ("restarted_at_the_same_address", "roce"), ("strangers", "roce"), ("idle", "roce"),
+                ("restarted_at_the_same_address", "roce"), ("strangers", "roce"), ("aggregator_strangers", "auto"), ("idle", "roce"),
                 ("reconnects", "roce"), ("speed", "roce"), ("bench", "roce"), ("long_stream", "roce")]
 FULL += [("nothing_left", "roce"), ("idle", "tcp")]
 FULL += [(name, "tcp") for name in ("plain", "loss", "delay", "cut_for_2s", "cut_for_good", "connect_times_out", "stopped_for_3s",

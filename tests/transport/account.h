@@ -38,6 +38,13 @@ inline size_t OwnedBytes() {
   return sum * 1024;
 }
 
+// Whether these say something: what a sanitizer keeps hides what is left behind.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kMemoryCounts = false;
+#else
+inline constexpr bool kMemoryCounts = true;
+#endif
+
 inline double CpuSeconds() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/transport/account.h"
 #include "tests/transport/conformance_fixture.h"
 
 namespace tributary::transport {
@@ -151,6 +152,28 @@ TEST_P(Conformance, StalledReceiverHoldsItsSenderBackAndNobodyElse) {
   auto chunk = stalled.server->Receive(Soon());
   ASSERT_TRUE(chunk.ok()) << chunk.status();
   EXPECT_TRUE(IsPattern(*chunk, options.slots, 1000));
+}
+
+// However much its sender has to say.
+TEST_P(Conformance, StalledReceiverBoundsTheMemoryOfItsSender) {
+  const LinkOptions options = SmallOptions("server");
+  Pair pair = Make(options);
+  constexpr uint64_t kWanted = 4096;  // 256 MiB
+  const size_t before = OwnedBytes();
+  uint64_t sent = 0;
+  absl::Status held;
+  while (sent < kWanted && held.ok()) {
+    const Deadline limit = sent < options.slots ? Soon() : Shortly();
+    held = SendPattern(*pair.client, sent, options.chunk_bytes, limit);
+    if (held.ok()) ++sent;
+  }
+  EXPECT_EQ(held.code(), absl::StatusCode::kDeadlineExceeded) << held;
+  EXPECT_EQ(sent, options.slots);
+  // The slots of both sides are half a MiB each; huge pages may round each kind up to 2.
+  constexpr size_t kBound = size_t{16} << 20;
+  if (kMemoryCounts) {
+    EXPECT_LE(OwnedBytes(), before + kBound);
+  }
 }
 
 TEST_P(Conformance, BorrowedAndDroppedChunkCostsNoCredit) {

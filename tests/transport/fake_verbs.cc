@@ -87,6 +87,18 @@ void FakeVerbs::RefuseNextWrite() {
   std::lock_guard lock(mutex_);
   refuse_next_ = true;
 }
+void FakeVerbs::FindNoNextReceive() {
+  std::lock_guard lock(mutex_);
+  no_next_receive_ = true;
+}
+void FakeVerbs::ForgetNextLocalKey() {
+  std::lock_guard lock(mutex_);
+  forget_next_key_ = true;
+}
+void FakeVerbs::FlushBeforeTheCause(bool on) {
+  std::lock_guard lock(mutex_);
+  flush_first_ = on;
+}
 void FakeVerbs::Raise(ibv_event_type type) {
   std::lock_guard lock(mutex_);
   ibv_async_event event{};
@@ -112,6 +124,14 @@ TRIBUTARY_FAKE_COUNTER(sent, sent_)
 TRIBUTARY_FAKE_COUNTER(landed, landed_)
 #undef TRIBUTARY_FAKE_COUNTER
 
+std::vector<FakeVerbs::Posted> FakeVerbs::posted() const {
+  std::lock_guard lock(mutex_);
+  return posted_;
+}
+std::vector<ibv_wc_status> FakeVerbs::polled_failures() const {
+  std::lock_guard lock(mutex_);
+  return polled_failures_;
+}
 std::vector<ibv_qp_attr> FakeVerbs::receive_attributes() const {
   std::lock_guard lock(mutex_);
   return receive_attributes_;
@@ -319,6 +339,9 @@ int FakeVerbs::PollCq(ibv_cq* cq, int most, ibv_wc* completions) {
   for (; n < most && !queue.completions.empty(); ++n) {
     completions[n] = queue.completions.front();
     queue.completions.pop_front();
+    if (completions[n].status != IBV_WC_SUCCESS && polled_failures_.size() < kKeptPosts) {
+      polled_failures_.push_back(completions[n].status);
+    }
   }
   return n;
 }
@@ -379,9 +402,12 @@ int FakeVerbs::DestroyQp(ibv_qp* qp) {
   --live_;
   return 0;
 }
+// As libibverbs words them.
 const char* FakeVerbs::WcStatusText(ibv_wc_status status) {
   if (status == IBV_WC_RETRY_EXC_ERR) return "transport retry counter exceeded";
+  if (status == IBV_WC_RNR_RETRY_EXC_ERR) return "RNR retry counter exceeded";
   if (status == IBV_WC_REM_ACCESS_ERR) return "remote access error";
+  if (status == IBV_WC_LOC_PROT_ERR) return "local protection error";
   return status == IBV_WC_WR_FLUSH_ERR ? "Work Request Flushed Error" : "some other error";
 }
 const char* FakeVerbs::EventText(ibv_event_type type) {

@@ -51,6 +51,12 @@ class FakeVerbs final : public VerbsApi {
   void HoldCompletions(bool held);
   // The peer's device refuses the remote key of the next write.
   void RefuseNextWrite();
+  // The next write comes to a peer that has no receive request posted.
+  void FindNoNextReceive();
+  // The device does not know the local key of the next write.
+  void ForgetNextLocalKey();
+  // A request that fails is told after those that were flushed for it, not before.
+  void FlushBeforeTheCause(bool on);
   // An event of the device, as a driver raises it.
   void Raise(ibv_event_type type);
 
@@ -67,6 +73,16 @@ class FakeVerbs final : public VerbsApi {
   size_t sent() const;            // send requests
   size_t calls(const std::string& verb) const;
   size_t landed() const;  // writes whose payload is in memory
+  // Send requests in the order in which they were posted, the first so many.
+  struct Posted {
+    uint32_t pair = 0;  // the queue pair's number
+    ibv_wr_opcode opcode = IBV_WR_SEND;
+    uint32_t immediate = 0;
+  };
+  static constexpr size_t kKeptPosts = 4096;
+  std::vector<Posted> posted() const;
+  // Completions of requests that failed, in the order in which they were polled; as many.
+  std::vector<ibv_wc_status> polled_failures() const;
   // What each queue pair was made ready to receive and to send with, in the order of the calls; the
   // first so many.
   static constexpr size_t kKeptAttributes = 256;
@@ -152,6 +168,9 @@ class FakeVerbs final : public VerbsApi {
   bool completions_held_ = false;
   bool split_ = false;
   bool refuse_next_ = false;
+  bool no_next_receive_ = false;
+  bool forget_next_key_ = false;
+  bool flush_first_ = false;
   uint32_t drop_larger_than_ = 0;
   std::mt19937 random_{20};
   std::map<std::string, size_t> calls_;
@@ -174,6 +193,8 @@ class FakeVerbs final : public VerbsApi {
   size_t signalled_ = 0;
   size_t sent_ = 0;
   size_t landed_ = 0;
+  std::vector<Posted> posted_;
+  std::vector<ibv_wc_status> polled_failures_;
   std::vector<ibv_qp_attr> receive_attributes_;
   std::vector<ibv_qp_attr> send_attributes_;
   ibv_device device_{};

@@ -45,6 +45,7 @@ void FakeVerbs::Flush(Pair& pair) {
 }
 
 void FakeVerbs::Break(Pair& pair, const Request& request, ibv_wc_status status) {
+  if (flush_first_) Flush(pair);
   CompleteSend(pair, request, status);
   Flush(pair);
 }
@@ -91,7 +92,8 @@ ibv_wc_status FakeVerbs::Copy(std::unique_lock<std::mutex>& lock, Pair& pair, Pa
                               const Request& request) {
   const size_t bytes = request.piece.length;
   const auto& remote = request.wr.wr.rdma;
-  if (FindRegion(request.piece.lkey, false, request.piece.addr, bytes) == nullptr) {
+  if (std::exchange(forget_next_key_, false) ||
+      FindRegion(request.piece.lkey, false, request.piece.addr, bytes) == nullptr) {
     return IBV_WC_LOC_PROT_ERR;
   }
   if (std::exchange(refuse_next_, false) ||
@@ -140,7 +142,8 @@ void FakeVerbs::Carry(std::unique_lock<std::mutex>& lock, Pair& pair) {
   Pair* peer = PeerOf(pair);
   const bool lost = drop_larger_than_ != 0 && bytes > drop_larger_than_;
   if (peer == nullptr || lost) return Break(pair, request, IBV_WC_RETRY_EXC_ERR);
-  if (immediate && peer->receives.empty()) {
+  const bool hidden = bytes > 0 && std::exchange(no_next_receive_, false);
+  if (immediate && (peer->receives.empty() || hidden)) {
     ++receiver_not_ready_;
     return Break(pair, request, IBV_WC_RNR_RETRY_EXC_ERR);
   }
@@ -168,6 +171,9 @@ int FakeVerbs::PostSend(ibv_qp* qp, ibv_send_wr* request, ibv_send_wr** bad) {
   if (copy.has_piece) copy.piece = *request->sg_list;
   ++sent_;
   if ((request->send_flags & IBV_SEND_SIGNALED) != 0) ++signalled_;
+  if (posted_.size() < kKeptPosts) {
+    posted_.push_back({qp->qp_num, request->opcode, be32toh(request->imm_data)});
+  }
   if (pair.state == IBV_QPS_ERR) {
     CompleteSend(pair, copy, IBV_WC_WR_FLUSH_ERR);
     return 0;

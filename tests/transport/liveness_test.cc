@@ -220,11 +220,6 @@ TEST_P(Liveness, StrangersAreAnsweredAndHoldUpNobody) {
 // memory with it, while the listener lives on.
 class LivenessAccount : public Liveness {
  public:
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  static constexpr bool kMemoryCounts = false;  // what a sanitizer keeps hides it
-#else
-  static constexpr bool kMemoryCounts = true;
-#endif
   // A link that leaks its memory leaks 256 KiB at least, the pages of its slots that were filled.
   static constexpr int kTimes = 12;
   static constexpr size_t kSlack = size_t{3} << 19;

@@ -154,6 +154,7 @@ TEST_F(Roce, ConnectEndsAtItsTimeoutWhereverThePeerFallsSilent) {
     const internal::Fd control(
         accept4(silent.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     v1::LinkHelloReply reply;
+    reply.set_version(internal::kHelloVersion);
     *reply.mutable_hello() = internal::ControlHello(options, std::string(16, 'i'), 1);
     reply.mutable_hello()->set_transport("roce");
     EXPECT_TRUE(tcp::WriteAll(control.get(), internal::EncodeReply(reply), until).ok());

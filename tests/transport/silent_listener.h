@@ -31,6 +31,7 @@ class SilentListener {
     EXPECT_EQ(listen(socket_.get(), 4), 0);
   }
   std::string address() const { return "@" + name_; }
+  int fd() const { return socket_.get(); }
 
  private:
   std::string name_;

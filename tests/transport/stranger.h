@@ -46,6 +46,7 @@ class Stranger {
   Stranger(const Stranger&) = delete;
   Stranger& operator=(const Stranger&) = delete;
   ~Stranger() { close(fd_); }
+  int fd() const { return fd_; }
   void Say(const std::string& bytes) const {
     EXPECT_EQ(send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL),
               static_cast<ssize_t>(bytes.size()));

@@ -2,6 +2,8 @@
 // port.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <netinet/tcp.h>
 
 #include <algorithm>
 #include <fstream>
@@ -231,6 +233,66 @@ TEST(TcpLink, ChunkOfWhichNothingCanBeSentForTheProgressTimeoutEndsTheLinkInWord
   EXPECT_THAT(std::string(status.message()),
               AllOf(HasSubstr("peer \"server\""), HasSubstr("lane 0: nothing of chunk"),
                     HasSubstr("(progress_timeout)")));
+}
+
+// The kernel's word on the socket of this process that is connected to `other`.
+tcp_info InfoOfTheOtherEnd(int other) {
+  const tcp::SocketAddress wanted = tcp::LocalAddress(other);
+  tcp_info info{};
+  for (int fd = 0; fd < 1024; ++fd) {
+    const tcp::SocketAddress peer = tcp::PeerAddress(fd);
+    socklen_t length = sizeof(info);
+    if (peer.length == wanted.length && tcp::ToText(peer) == tcp::ToText(wanted)) {
+      EXPECT_EQ(getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length), 0);
+    }
+  }
+  return info;
+}
+
+TEST(TcpLink, SegmentsThatWereLostAreCountedAsSentAgain) {
+  LinkOptions options = SmallOptions("server");
+  options.lanes = 1;
+  auto listener = ListenHere(options);
+  const std::string id(16, 'p');
+  const Stranger control(listener->address());
+  control.Say(internal::EncodeHello(internal::ControlHello(options, id, 1)));
+  const Stranger lane(listener->address());
+  lane.Say(internal::EncodeHello(internal::LaneHello(id, 0)));
+  const auto link = listener->Accept(Soon());
+  ASSERT_TRUE(link.ok()) << link.status();
+  EXPECT_EQ((*link)->stats().retransmits, 0u);
+  // Its kernel drops what comes for the lane, as a network would.
+  sock_filter nothing[] = {BPF_STMT(BPF_RET | BPF_K, 0)};
+  const sock_fprog program{.len = 1, .filter = nothing};
+  ASSERT_EQ(setsockopt(lane.fd(), SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof(program)), 0);
+  auto chunk = (*link)->Borrow(Soon());
+  ASSERT_TRUE(chunk.ok()) << chunk.status();
+  chunk->set_size(100);
+  ASSERT_EQ((*link)->Send(std::move(*chunk)), absl::OkStatus());
+  const Deadline limit = Soon();
+  while ((*link)->stats().retransmits == 0 && !limit.Expired()) std::this_thread::yield();
+  const int ignored = 0;
+  ASSERT_EQ(setsockopt(lane.fd(), SOL_SOCKET, SO_DETACH_FILTER, &ignored, sizeof(ignored)), 0);
+  // All of it arrives: the answer to its hello, of 18 bytes, a header of 56, the payload.
+  for (size_t left = 18 + 56 + 100; left > 0;) {
+    char bytes[512];
+    const ssize_t n = recv(lane.fd(), bytes, std::min(left, sizeof(bytes)), 0);
+    ASSERT_GT(n, 0);
+    left -= static_cast<size_t>(n);
+  }
+  LinkStats stats;
+  tcp_info before{}, kernel{};
+  do {  // until no acknowledgement comes between the kernel's word and ours
+    before = InfoOfTheOtherEnd(lane.fd());
+    stats = (*link)->stats();
+    kernel = InfoOfTheOtherEnd(lane.fd());
+  } while (before.tcpi_rtt != kernel.tcpi_rtt || before.tcpi_snd_cwnd != kernel.tcpi_snd_cwnd);
+  EXPECT_GE(stats.retransmits, 1u);
+  EXPECT_EQ(stats.retransmits, kernel.tcpi_total_retrans);
+  EXPECT_GT(stats.round_trip, absl::ZeroDuration());
+  EXPECT_EQ(stats.round_trip, absl::Microseconds(kernel.tcpi_rtt));
+  EXPECT_GE(stats.congestion_window, 1u);
+  EXPECT_EQ(stats.congestion_window, kernel.tcpi_snd_cwnd);
 }
 
 TEST(TcpLink, DestroyingAListenerDropsLinksNobodyAccepted) {

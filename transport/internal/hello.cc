@@ -34,6 +34,12 @@ absl::Status InRange(absl::string_view field, T value, T least, T most) {
       absl::StrCat("link ", field, " is ", value, "; it must be ", least, " to ", most));
 }
 
+absl::Status OtherVersion(uint32_t theirs) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("the peer speaks version ", theirs, " of the link protocol, this side version ",
+                   kHelloVersion, "; run the same release of tributary on both"));
+}
+
 void FillRandom(void* to, size_t bytes) {
   // Requests up to 256 bytes are never cut short once the kernel's pool is up.
   if (getrandom(to, bytes, 0) != static_cast<ssize_t>(bytes)) std::abort();
@@ -138,11 +144,7 @@ absl::StatusOr<v1::LinkHello> DecodeHello(ByteSpan message) {
   if (!hello.ParseFromArray(message.data(), static_cast<int>(message.size()))) {
     return absl::InvalidArgumentError("the link hello's message is not readable as LinkHello");
   }
-  if (hello.version() != kHelloVersion) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "the peer speaks version ", hello.version(), " of the link protocol, this side version ",
-        kHelloVersion, "; run the same release of tributary on both"));
-  }
+  if (hello.version() != kHelloVersion) return OtherVersion(hello.version());
   if (hello.link_id().size() != kLinkIdBytes) {
     return absl::InvalidArgumentError(
         absl::StrCat("the link id has ", hello.link_id().size(), " bytes instead of 16"));
@@ -159,6 +161,15 @@ absl::StatusOr<v1::LinkHelloReply> DecodeReply(ByteSpan message) {
   v1::LinkHelloReply reply;
   if (!reply.ParseFromArray(message.data(), static_cast<int>(message.size()))) {
     return absl::InvalidArgumentError("the answer to the link hello is not readable");
+  }
+  // Before its code: of another version's answer, only the version and the words mean what they do
+  // here.
+  if (reply.version() != kHelloVersion) {
+    const absl::Status why = OtherVersion(reply.version());
+    if (reply.message().empty()) return why;
+    return absl::Status(
+        why.code(),
+        absl::StrCat(why.message(), "; it says: ", reply.message().substr(0, kMaxRefusalText)));
   }
   if (reply.code() != 0) {
     const bool known = reply.code() <= static_cast<uint32_t>(absl::StatusCode::kUnauthenticated);

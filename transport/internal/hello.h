@@ -50,7 +50,8 @@ absl::StatusOr<size_t> DecodePrefix(ByteSpan prefix);
 // INVALID_ARGUMENT where the bytes are no hello or a field is out of range, FAILED_PRECONDITION for
 // another version.
 absl::StatusOr<v1::LinkHello> DecodeHello(ByteSpan message);
-// The peer's refusal as a status with its code and words, or the reply.
+// The peer's refusal as a status with its code and words, or the reply. FAILED_PRECONDITION for
+// another version's.
 absl::StatusOr<v1::LinkHelloReply> DecodeReply(ByteSpan message);
 // Range checks of a control hello, the acceptor's as well as the connecter's.
 absl::Status CheckControlHello(const v1::LinkHello& hello);

@@ -170,9 +170,12 @@ LinkStats TcpCore::stats() const {
   for (const auto& lane : lanes_) {
     tcp_info info{};
     socklen_t length = sizeof(info);
-    if (getsockopt(lane->fd.get(), IPPROTO_TCP, TCP_INFO, &info, &length) == 0) {
-      stats.retransmits += info.tcpi_total_retrans;
-    }
+    if (getsockopt(lane->fd.get(), IPPROTO_TCP, TCP_INFO, &info, &length) != 0) continue;
+    stats.retransmits += info.tcpi_total_retrans;
+    stats.round_trip = std::max(stats.round_trip, absl::Microseconds(info.tcpi_rtt));
+    stats.congestion_window = stats.congestion_window == 0
+                                  ? info.tcpi_snd_cwnd
+                                  : std::min(stats.congestion_window, info.tcpi_snd_cwnd);
   }
   return stats;
 }
