@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <iterator>
 
+#include "absl/strings/str_format.h"
 #include "aggregation/kernel_bench.h"
 #include "base/status.h"
 #include "bench/commands.h"
@@ -24,7 +25,10 @@ int Kernels(const KernelsOptions& options) {
                        .value = row.value,
                        .unit = row.unit,
                        .ceiling = row.ceiling,
-                       .note = ""});
+                       .note = row.ns_an_element == 0
+                                   ? ""
+                                   : absl::StrFormat("%.3g ns an element, %.3g GB/s as fp32",
+                                                     row.ns_an_element, 4 / row.ns_an_element)});
   }
   Print(figures);
   if (const absl::Status status = WriteJson(options.json, figures, {"kernels"}); !status.ok()) {

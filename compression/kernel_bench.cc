@@ -109,8 +109,12 @@ class CodecBench {
   }
 
   void AppendFigures(std::vector<KernelFigure>* out) {
-    const KernelFigure fold = FoldFigure();
-    const KernelFigure fold16 = Fold16Figure();
+    KernelFigure fold = FoldFigure();
+    KernelFigure fold16 = Fold16Figure();
+    for (KernelFigure* const one : {&fold, &fold16}) {
+      const double elements = static_cast<double>(tiles_ * kTileElements);
+      one->ns_an_element = Bytes() / one->value / elements;  // bytes over GB/s are nanoseconds
+    }
     out->push_back(fold);
     out->push_back(fold16);
     out->push_back(TogetherFigure(fold, fold16));
@@ -120,6 +124,7 @@ class CodecBench {
     }
     out->push_back(ValidateFigure());
     out->push_back(EncodeFigure());
+    out->back().ns_an_element = 1 / out->back().value;
   }
 
  private:
@@ -310,15 +315,32 @@ class CodecBench {
 std::vector<KernelFigure> RunKernelBench(const KernelBenchOptions& options) {
   std::vector<KernelFigure> figures;
   const std::pair<const char*, const char*> codecs[] = {
-      {"fp32", "fp32"},          {"bf16", "bf16"},
-      {"fp16", "fp16"},          {"int8", "int8"},
-      {"int4", "int4"},          {"int2", "int2"},
-      {"sign", "sign"},          {"fp8", "fp8"},
-      {"mxfp8", "mxfp8"},        {"mxfp4", "mxfp4"},
-      {"mxint8", "mxint8"},      {"hq", "hq"},
-      {"topk", "topk(0.01)"},    {"topk_ternary", "topk(0.01, values=ternary)"},
-      {"randk", "randk(0.01)"},  {"eden1", "eden(bits=1)"},
-      {"eden4", "eden(bits=4)"}, {"powersgd", "powersgd(rank=2)"},
+      {"fp32", "fp32"},
+      {"bf16", "bf16"},
+      {"fp16", "fp16"},
+      {"int8", "int8"},
+      {"int4", "int4"},
+      {"int2", "int2"},
+      {"sign", "sign"},
+      {"vote", "sign(mode=vote, step=2^-10)"},
+      {"fp8", "fp8"},
+      {"fp8_e5m2", "fp8(format=e5m2)"},
+      {"mxfp8", "mxfp8"},
+      {"mxfp8_e5m2", "mxfp8(format=e5m2)"},
+      {"mxfp4", "mxfp4"},
+      {"mxint8", "mxint8"},
+      {"hq", "hq"},
+      {"hq4", "hq(bits=4)"},
+      {"topk", "topk(0.01)"},
+      {"topk_fp16", "topk(0.01, values=fp16)"},
+      {"topk_int8", "topk(0.01, values=int8)"},
+      {"topk_ternary", "topk(0.01, values=ternary)"},
+      {"randk", "randk(0.01)"},
+      {"eden1", "eden(bits=1)"},
+      {"eden2", "eden(bits=2)"},
+      {"eden3", "eden(bits=3)"},
+      {"eden4", "eden(bits=4)"},
+      {"powersgd", "powersgd(rank=2)"},
       {"sketch", "sketch(0.1)"}};
   for (const auto& [name, spec] : codecs) {
     if (!options.only.empty() && options.only != name) continue;

@@ -23,17 +23,26 @@ TEST(KernelBench, GivesEveryDocumentedFigureWithItsCeiling) {
     const std::map<std::string, std::string> units = {
         {"encode", "Gelem/s"}, {"together", "times"}, {"nonzero", "ns"}, {"nonzero16", "ns"}};
     EXPECT_EQ(figure.unit, units.contains(kind) ? units.at(kind) : "GB/s") << figure.name;
+    // An element of fp32 is four bytes.
+    const bool by_element = kind == "fold" || kind == "fold16" || kind == "encode";
+    EXPECT_EQ(figure.ns_an_element > 0, by_element) << figure.name;
+    if (figure.name.ends_with(".fp32") && by_element) {
+      EXPECT_NEAR(figure.value * figure.ns_an_element, kind == "encode" ? 1 : 4, 1e-9);
+    }
   }
   std::set<std::string> expected;
   for (const std::string kind : {"fold", "fold16", "together", "validate", "encode"}) {
     for (const std::string codec :
-         {"fp32", "fp16", "bf16", "int8", "int4", "int2", "sign", "fp8", "mxfp8", "mxfp4", "mxint8",
-          "hq", "topk", "topk_ternary", "randk", "eden1", "eden4", "powersgd", "sketch"}) {
+         {"fp32",  "fp16",  "bf16",     "int8",      "int4",       "int2",         "sign",
+          "vote",  "fp8",   "fp8_e5m2", "mxfp8",     "mxfp8_e5m2", "mxfp4",        "mxint8",
+          "hq",    "hq4",   "topk",     "topk_fp16", "topk_int8",  "topk_ternary", "randk",
+          "eden1", "eden2", "eden3",    "eden4",     "powersgd",   "sketch"}) {
       expected.insert("kernels." + kind + "." + codec);
     }
   }
-  expected.insert({"kernels.nonzero.topk", "kernels.nonzero.topk_ternary", "kernels.nonzero16.topk",
-                   "kernels.nonzero16.topk_ternary"});
+  for (const std::string codec : {"topk", "topk_fp16", "topk_int8", "topk_ternary"}) {
+    expected.insert({"kernels.nonzero." + codec, "kernels.nonzero16." + codec});
+  }
   EXPECT_EQ(names, expected);
 }
 
