@@ -48,7 +48,7 @@ ALL = [
 ]
 DOWN = [
     "none", "fp32", "fp16", "bf16", "int8", "int4", "int2(rounding=nearest)", "fp8", "mxfp8", "mxfp4", "mxint8",
-    "eden(bits=1)", "eden(bits=2)", "sign; small = sign", "hq(bits=8, step=2^-12)", "randk(0.1, scaled=no)",
+    "eden(bits=1)", "eden(bits=2)", "sign; small = sign", "randk(0.1, scaled=no)",
     "topk(0.02, values=int8); small = topk(0.1, values=int8)",
     "topk(0.05, values=ternary); small = topk(0.1, values=ternary)",
 ]
@@ -106,19 +106,22 @@ def free_port():
         return s.getsockname()[1]
 
 
+def root_text(codec, downlink="none", downlink_steps=16, port=7070, rounds=100, seed=1, out="."):
+    """The aggregator's config file."""
+    down = "" if downlink == "none" else f'downlink = "{downlink}"\ndownlink_steps = {downlink_steps}\n'
+    return ROOT.format(port=port, run=RUN, rounds=rounds, seed=seed, codec=codec, out=out, downlink=down,
+                       population="population_weight = 60000\n" if "ef21" in codec else "")
+
+
 def run(options, codec, seed):
     """What a run came to: the final accuracy in percent, and bytes."""
     out = pathlib.Path(tempfile.mkdtemp(prefix="codec_accuracy_"))
     port = free_port()
     meter = UploadMeter(0, port, RUN)
-    values = {"port": port, "run": RUN, "rounds": options.rounds, "seed": seed, "codec": codec, "out": out,
-              "split": options.split,
-              "alpha": "alpha = 0.3\n" if options.split == "dirichlet" else "",
-              "population": "population_weight = 60000\n" if "ef21" in codec else "", "downlink": ""}
-    if options.downlink != "none":
-        values["downlink"] = f'downlink = "{options.downlink}"\ndownlink_steps = {options.downlink_steps}\n'
-    (out / "root.toml").write_text(ROOT.format(**values))
-    (out / "client.toml").write_text(CLIENT.format(**(values | {"port": meter.port})))
+    (out / "root.toml").write_text(root_text(codec, options.downlink, options.downlink_steps, port, options.rounds,
+                                             seed, out))
+    (out / "client.toml").write_text(CLIENT.format(port=meter.port, split=options.split, seed=seed,
+                                                   alpha="alpha = 0.3\n" if options.split == "dirichlet" else ""))
     server = subprocess.Popen([f"{options.bin}/tributary", "serve", out / "root.toml", "--progress", "json"],
                               stdout=subprocess.PIPE, stderr=open(out / "root.log", "w"), text=True)
     clients = subprocess.Popen([f"{options.bin}/tributary-client", out / "client.toml", "--simulate", "100"],

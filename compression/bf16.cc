@@ -1,5 +1,5 @@
 // Codec bf16: the upper half of binary32 (1 sign, 8 exponent, 7 mantissa bits), rounded to nearest
-// even.
+// even: the bfloat16 of Kalamkar et al., "A Study of BFLOAT16 for Deep Learning Training", 2019.
 #include <bit>
 
 #include "compression/internal/element_codec.h"

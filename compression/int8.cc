@@ -1,4 +1,5 @@
-// Codec int8, the kernels: Philox in vectors, quantising, folding, decoding.
+// Codec int8, the kernels: Philox in vectors, quantising (QSGD: Alistarh et al., NeurIPS 2017),
+// folding, decoding.
 #include "compression/internal/int8.h"
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-// Codec int8: blocks of a float32 scale and int8s; checks and walking the pieces.
+// Codec int8: blocks of a float32 scale and int8s, rounded at random as in QSGD (Alistarh et al.,
+// NeurIPS 2017) or to nearest; checks and walking the pieces.
 #include <algorithm>
 #include <bit>
 #include <cmath>

@@ -200,7 +200,45 @@ absl::StatusOr<Capabilities> FrontOf(absl::string_view chain) {
   return codec->capabilities();
 }
 
+std::string LinearCodecs() {
+  std::vector<std::string> names;
+  for (const Capabilities& codec : AllCodecs()) {
+    if (codec.linear && codec.id != CodecId::kRawInt64) names.push_back(codec.name);
+  }
+  names.push_back("sign(mode=vote)");  // of sign's modes only this one
+  return absl::StrJoin(names, ", ");
+}
+
 }  // namespace
+
+absl::Status CheckLinear(std::string_view text) {
+  const absl::string_view spec(text.data(), text.size());
+  ASSIGN_OR_RETURN(const std::vector<SpecPart> parts, SplitSpec(spec));
+  bool small = false;
+  for (const SpecPart& part : parts) {
+    ASSIGN_OR_RETURN(const TensorCodec whole, ParseChain(part.chain));
+    ASSIGN_OR_RETURN(const Capabilities codec, FrontOf(part.chain));
+    small = small || part.pattern == "small";
+    if (!codec.linear) {
+      return Refused(part.chain, absl::StrCat(codec.name,
+                                              "'s values do not add up without being decoded; use "
+                                              "one of ",
+                                              LinearCodecs()));
+    }
+    const std::string& stage = whole.codec->capabilities().name;
+    if (!whole.codec->capabilities().linear) {
+      return Refused(part.chain, absl::StrCat("what ", stage, " makes of ", codec.name,
+                                              "'s values does not add up; leave ", stage, " out"));
+    }
+  }
+  ASSIGN_OR_RETURN(const Capabilities codec, FrontOf(parts.front().chain));
+  if (small || codec.minimum_elements == 0) return absl::OkStatus();
+  return Refused(
+      spec, absl::StrCat("tensors of one dimension or with fewer than ", codec.minimum_elements,
+                         " elements stay fp32, whose values do not add up without being "
+                         "decoded; add a rule for them, \"small = ",
+                         codec.name, "\", with one of ", LinearCodecs()));
+}
 
 absl::StatusOr<std::string> WithErrorFeedback(std::string_view text) {
   const absl::string_view spec(text.data(), text.size());

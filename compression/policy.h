@@ -82,4 +82,10 @@ class CodecPolicy {
 // feedback (randk with scaled values, sketch), and where Parse refuses the spec.
 absl::StatusOr<std::string> WithErrorFeedback(std::string_view spec);
 
+// Whether the encoded values of all tensors add up without being decoded (Capabilities::linear).
+// INVALID_ARGUMENT, naming the chain, the reason and the linear codecs, where those of some do not:
+// its codec's, a stage's that works on bytes, or the fp32 of small tensors that no rule takes; and
+// where Parse refuses the spec.
+absl::Status CheckLinear(std::string_view spec);
+
 }  // namespace tributary::compression

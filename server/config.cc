@@ -359,6 +359,7 @@ void ReadCodec(TomlReader& toml, Config* c) {
   std::string& codec = c->compression.codec;
   toml.Read("compression", "codec", &codec);
   toml.Read("compression", "error_feedback", &c->compression.error_feedback);
+  toml.Read("compression", "linear", &c->compression.linear);
   const auto policy = compression::CodecPolicy::Parse(codec);
   if (!policy.ok()) {
     toml.Complain("compression", "codec",
@@ -366,6 +367,11 @@ void ReadCodec(TomlReader& toml, Config* c) {
     return;
   }
   ReadEf21(toml, (*policy)->estimates(), c);
+  if (c->compression.linear) {
+    const absl::Status status = compression::CheckLinear(codec);
+    toml.Require(status.ok(), "compression", "linear",
+                 absl::StrCat("[compression] linear: ", status.message(), ", or leave linear out"));
+  }
   if (!c->compression.error_feedback) return;
   auto with = compression::WithErrorFeedback(codec);
   toml.Require(with.ok(), "compression", "error_feedback",

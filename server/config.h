@@ -169,6 +169,7 @@ inline constexpr char kNoDownlinkCodec[] = "none";
 struct CompressionConfig {     // [compression]
   std::string codec = "fp32";  // with the ef that error_feedback asks for
   bool error_feedback = false;
+  bool linear = false;  // codec is to be such as adds up without being decoded
   // ef21: the examples of all clients together, those that a round does not ask among them.
   uint64_t population_weight = 0;
   std::string downlink = kNoDownlinkCodec;  // or the codec of models on their way down

@@ -161,14 +161,19 @@ TEST(Conservation, OverAThousandRoundsOfWhichThirtyPercentAreLostNotAUnitOfTheGr
   ExpectConservation("topk(0.01)");
   ExpectConservation("topk(0.01, values=fp16) | ef | zstd");
   ExpectConservation("fp16 | ef");
+  ExpectConservation("bf16 | ef");
   ExpectConservation("sign(mode=vote, step=2^-9) | ef");
   ExpectConservation("hq(bits=4, step=2^-10)");
   ExpectConservation("randk(0.05, scaled=no)");
   ExpectConservation("mxint8 | ef");
   ExpectConservation("mxfp4 | ef");
+  ExpectConservation("mxfp8 | ef");
+  ExpectConservation("mxfp8(format=e5m2) | ef");
   ExpectConservation("int8 | ef", LargestIs(127 * 0x1p-10f));
   ExpectConservation("int8(rounding=nearest) | ef | lz4", LargestIs(127 * 0x1p-10f));
   ExpectConservation("int4 | ef", LargestIs(7 * 0x1p-9f));
+  // To nearest: at random, what is left of an element may be nearly the largest.
+  ExpectConservation("int2(rounding=nearest) | ef", LargestIs(0x1p-7f));
   ExpectConservation("sign | ef", CompleteTheMean);
 }
 
@@ -217,6 +222,10 @@ TEST(Conservation, OfScalesOfAnyBitsOnlyWhatFloatsRoundIsMissing) {
   ExpectConservationButForRounding("sign | ef");
   ExpectConservationButForRounding("fp8 | ef");
   ExpectConservationButForRounding("topk(0.01, values=ternary) | ef");
+  ExpectConservationButForRounding("topk(0.01, values=int8) | ef");
+  ExpectConservationButForRounding("int2(rounding=nearest) | ef");
+  ExpectConservationButForRounding("eden(bits=2) | ef");
+  ExpectConservationButForRounding("powersgd(rank=2)");
 }
 
 class Fixture {

@@ -366,22 +366,33 @@ double AllowedError(const CodecCase& c, double x, double block_max) {
   if (name == "fp32") return 0;
   if (name == "fp16") return std::max(magnitude * 0x1p-11, 0x1p-25);
   if (name == "bf16") return std::max(magnitude * 0x1p-8, 0x1p-134);
-  // Of top-k and random k, what is not sent is lost whole; a scaled value stands for `stride`.
-  if (name == "topk") return c.has("ternary") ? magnitude + 4096 : magnitude;
-  if (name == "randk") return std::max(magnitude, 0x1p-25);
-  // A projection's part of an element is within the norm of its column.
+  // Of top-k and random k, what is not sent is lost whole (what is kept: error_test.cc); of a
+  // scaled random k, what is sent stands for `stride` elements.
+  if (name == "topk") {
+    return c.has("ternary") ? magnitude + std::max(4096.0, block_max) : magnitude * (1 + 0x1p-20);
+  }
+  if (name == "randk") {
+    const double fraction = std::stod(c.spec.substr(c.spec.find('(') + 1));
+    const double stride = c.has("scaled=no") ? 1 : std::round(1 / fraction);
+    return std::max(magnitude * std::max(1.0, (stride - 1) * (1 + 0x1p-20)), 0x1p-25);
+  }
+  // A projection's part of an element is within the norm of its column (and all of it together
+  // within the tensor's: error_test.cc).
   if (name == "powersgd") return magnitude + 1.001 * 4097 * 1026;
-  // At worst an element has the whole tile in its cells (how near it comes nearly always:
-  // sketch_test.cc).
+  // At worst an element has the whole tile in its cells (those that it has: error_test.cc; how near
+  // it comes nearly always: sketch_test.cc).
   if (name == "sketch") return 1.001 * static_cast<double>(c.block) * block_max;
-  // A rotation spreads errors over the block: by the triangle inequality, with room.
+  // A rotation spreads errors over the block: by the triangle inequality, with room (of a block
+  // together: error_test.cc and eden_test.cc).
   if (name == "eden") return 3 * std::sqrt(static_cast<double>(c.block)) * block_max;
   if (name == "hq" || c.has("vote")) {
     const double step = std::ldexp(1.0, -Option(c, "step", 12));
     const double most = step * (c.has("vote") ? 1 : Option(c, "bits", 8) == 4 ? 7 : 127);
-    return c.has("vote") ? magnitude + step : std::max(magnitude - most, step);
+    if (c.has("vote")) return std::max(magnitude, step);
+    return std::max(magnitude - most, c.stochastic ? step : step / 2);
   }
-  if (name == "sign") return magnitude + block_max;
+  // Of the right sign, and between 0 and the largest.
+  if (name == "sign") return block_max * (1 + 0x1p-22) + 0x1p-149;
   if (block_max == 0) return 0;
   if (name == "mxint8" || name == "mxfp4" || name == "mxfp8") {
     // Mantissa bits, the exponent of the largest power of two, and of the smallest number.
@@ -395,7 +406,9 @@ double AllowedError(const CodecCase& c, double x, double block_max) {
     const double half =
         std::max(magnitude * std::ldexp(1.0, -1 - mantissa), std::ldexp(1.0, scale + least - 1));
     const double top = std::ldexp(1.0, std::ilogb(block_max));
-    const double cut = name == "mxint8" ? top * 0x1p-6 : magnitude >= top ? magnitude / 4 : 0;
+    // Of a binade from 1 to 2, 1.75 are mxfp8's largest and 1.5 mxfp4's.
+    const double beyond = magnitude / (name == "mxfp4" ? 4 : 8);
+    const double cut = name == "mxint8" ? top * 0x1p-6 : magnitude >= top ? beyond : 0;
     return std::max(half, cut);
   }
   const double levels = name == "int8"   ? 127

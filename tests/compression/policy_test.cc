@@ -207,6 +207,53 @@ TEST(WithErrorFeedback, RefusesWhereItCannotBeOrHasNothingToDo) {
   }
 }
 
+TEST(CheckLinear, TakesWhatAddsUpWithoutBeingDecoded) {
+  for (const char* spec :
+       {"hq; small = hq", "hq(bits=4, step=auto); small = hq(bits=8)", "hq | ef; small = hq",
+        "sign(mode=vote, step=2^-10); small = sign(mode=vote)", "hq | dct(28x28); small = hq",
+        "randk(0.1); small = randk(0.5)", "sketch(0.1); small = hq; head.* = randk(0.1)"}) {
+    EXPECT_EQ(CheckLinear(spec), absl::OkStatus()) << spec;
+  }
+}
+
+TEST(CheckLinear, RefusesOthersWithTheChainTheReasonAndTheMend) {
+  const std::string mend = "randk, hq, sketch, sign(mode=vote)";
+  const struct {
+    const char* spec;
+    std::vector<std::string> says;
+  } rows[] = {
+      {"int8", {"codec \"int8\": int8's values do not add up", mend}},
+      {"fp32", {"codec \"fp32\": fp32's values", mend}},
+      {"sign; small = sign", {"codec \"sign\": sign's values", mend}},
+      {"topk(0.01) | ef", {"codec \"topk(0.01) | ef\": topk's", mend}},
+      {"eden | zstd", {"eden's values", mend}},
+      {"powersgd; small = hq", {"powersgd's values", mend}},
+      {"hq; small = hq; head.* = int4", {"codec \"int4\": int4's values", mend}},
+      {"hq | zstd; small = hq", {"codec \"hq | zstd\": what zstd makes of hq's", "leave zstd out"}},
+      {"hq | lz4; small = hq", {"leave lz4 out"}},
+      {"hq | zeros; small = hq", {"leave zeros out"}},
+      {"hq", {"codec \"hq\": tensors of one dimension", "4096", "stay fp32", "small = hq", mend}},
+      {"hq; small = fp32", {"codec \"fp32\": fp32's values", mend}},
+      {"int9", {"is not a codec"}},
+      {"hq; small", {"pattern = codec"}},
+      {"hq | ef | ef; small = hq", {"given twice"}}};
+  for (const auto& row : rows) {
+    const absl::Status status = CheckLinear(row.spec);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << row.spec;
+    for (const std::string& part : row.says) {
+      EXPECT_THAT(std::string(status.message()), HasSubstr(part)) << row.spec;
+    }
+  }
+}
+
+// Of every codec it is what `tributary codecs` says.
+TEST(CheckLinear, GoesByWhatEachCodecSaysOfItself) {
+  for (const CodecCase& c : AllDecodedCases()) {
+    const std::string spec = c.spec + "; small = hq";
+    EXPECT_EQ(CheckLinear(spec).ok(), Make(c.spec)->capabilities().linear) << spec;
+  }
+}
+
 TEST(Stage, IsKeptOnlyWhereItWins) {
   const auto codec = Make("fp32 | zstd");
   std::vector<float> zeros(10000), noise = RandomFloats(3, 10000);

@@ -18,8 +18,8 @@ constexpr int kEncodings = 100'000;
 constexpr size_t kElements = 128;
 
 // Negative values, zeros, grid points, half-way points and block maxima among small ones: blocks of
-// 64, each with 0.127 as its maximum.
-std::vector<float> Input() {
+// 64, each with 0.127 as its maximum. `step`: between the codec's own grid points; 0: it has none.
+std::vector<float> Input(double step) {
   std::vector<float> x = RandomFloats(21, kElements, 0.03);
   for (size_t from = 0; from < kElements; from += 64) {
     x[from + 3] = from == 0 ? 0.127f : -0.127f;
@@ -29,15 +29,23 @@ std::vector<float> Input() {
     x[from + 7] = 0.0025f;  // half-way between two points of it
     x[from + 8] = -0.127f;
     x[from + 9] = 1e-7f;
+    const auto at = [&](double steps) { return static_cast<float>(steps * step); };
+    // Within the grid, but for int2's, which has no point between zero and the largest.
+    if (3 * step < 0.127) {
+      x[from + 10] = at(1);
+      x[from + 11] = at(-3);
+      x[from + 12] = at(2.5);
+    }
+    x[from + 13] = at(-0.5);
   }
   return x;
 }
 
 // `variance(x)` of one encoding of an element; `slack` what finite random bits may shift it by.
-void ExpectUnbiased(const std::string& spec, const std::function<double(double)>& variance,
-                    double slack) {
+void ExpectUnbiased(const std::string& spec, double step,
+                    const std::function<double(double)>& variance, double slack) {
   const auto codec = Make(spec);
-  const std::vector<float> x = Input();
+  const std::vector<float> x = Input(step);
   std::vector<double> sums(kElements);
   std::vector<float> decoded(kElements);
   std::vector<uint8_t> payload;
@@ -73,17 +81,20 @@ std::function<double(double)> BetweenTwo(double scale) {
 
 TEST(Unbiased, TheMeanOfAHundredThousandEncodingsIsWithinFourSigma) {
   // 16 random bits: the mean is right to 2^-17 of a step; scale and values are floats.
-  ExpectUnbiased("int8(block=64)", BetweenTwo(0.127 / 127), 0.001 * 0x1p-16 + 4e-8);
-  ExpectUnbiased("int4(block=64)", BetweenTwo(0.127 / 7), 0.018 * 0x1p-16 + 4e-8);
-  ExpectUnbiased("int2(block=64)", BetweenTwo(0.127), 0.127 * 0x1p-16 + 4e-8);
+  const auto on_grid = [](const std::string& spec, double step, double slack) {
+    ExpectUnbiased(spec, step, BetweenTwo(step), slack);
+  };
+  on_grid("int8(block=64)", 0.127 / 127, 0.001 * 0x1p-16 + 4e-8);
+  on_grid("int4(block=64)", 0.127 / 7, 0.018 * 0x1p-16 + 4e-8);
+  on_grid("int2(block=64)", 0.127, 0.127 * 0x1p-16 + 4e-8);
   // Within its levels, hq too.
-  ExpectUnbiased("hq(bits=8, step=2^-9)", BetweenTwo(0x1p-9), 0x1p-25);
-  ExpectUnbiased("hq(bits=4, step=2^-5)", BetweenTwo(0x1p-5), 0x1p-21);
+  on_grid("hq(bits=8, step=2^-9)", 0x1p-9, 0x1p-25);
+  on_grid("hq(bits=4, step=2^-5)", 0x1p-5, 0x1p-21);
   // `stride` times x with the probability of 1 / stride.
   ExpectUnbiased(
-      "randk(0.25)", [](double x) { return 3 * x * x; }, 1e-9);
+      "randk(0.25)", 0, [](double x) { return 3 * x * x; }, 1e-9);
   ExpectUnbiased(
-      "randk(0.0625)", [](double x) { return 15 * x * x; }, 1e-9);
+      "randk(0.0625)", 0, [](double x) { return 15 * x * x; }, 1e-9);
 }
 
 }  // namespace

@@ -18,39 +18,6 @@
 namespace tributary::client::trainer {
 namespace {
 
-const std::vector<std::string>& AllSpecs() {
-  static const auto* specs = new std::vector<std::string>{"fp32",
-                                                          "fp16",
-                                                          "bf16",
-                                                          "int8",
-                                                          "int8 | zstd",
-                                                          "int4",
-                                                          "int2",
-                                                          "sign",
-                                                          "fp8",
-                                                          "mxfp8",
-                                                          "mxfp8(format=e5m2)",
-                                                          "mxfp4",
-                                                          "mxint8",
-                                                          "eden(bits=1)",
-                                                          "eden(bits=2)",
-                                                          "eden(bits=3)",
-                                                          "eden(bits=4)",
-                                                          "hq(bits=8, step=2^-14)",
-                                                          "hq(bits=4, step=2^-10)",
-                                                          "randk(0.01)",
-                                                          "powersgd(rank=1)",
-                                                          "powersgd(rank=4)",
-                                                          "sketch(0.1)",
-                                                          "topk(0.1)",
-                                                          "topk(0.01)",
-                                                          "topk(0.01, values=fp16)",
-                                                          "topk(0.01, values=int8)",
-                                                          "topk(0.01, values=ternary)",
-                                                          "topk(0.001, values=ternary)"};
-  return *specs;
-}
-
 class UpdateSource final : public aggregation::DeltaSource {
  public:
   explicit UpdateSource(const TrainResult& update) : update_(update) {}
@@ -136,6 +103,44 @@ absl::StatusOr<TrainResult> TrainOnce(const ClientConfig& config, const models::
 
 }  // namespace
 
+const std::vector<std::string>& ProbedSpecs() {
+  static const auto* specs = new std::vector<std::string>{"fp32",
+                                                          "fp16",
+                                                          "bf16",
+                                                          "int8",
+                                                          "int8 | zstd",
+                                                          "int8 | lz4",
+                                                          "int8 | zeros",
+                                                          "int4",
+                                                          "int2",
+                                                          "sign",
+                                                          "sign(mode=vote, step=2^-10)",
+                                                          "fp8",
+                                                          "fp8(format=e5m2)",
+                                                          "mxfp8",
+                                                          "mxfp8(format=e5m2)",
+                                                          "mxfp4",
+                                                          "mxint8",
+                                                          "eden(bits=1)",
+                                                          "eden(bits=2)",
+                                                          "eden(bits=3)",
+                                                          "eden(bits=4)",
+                                                          "hq(bits=8, step=2^-14)",
+                                                          "hq(bits=4, step=2^-10)",
+                                                          "randk(0.01)",
+                                                          "randk(0.01, scaled=no)",
+                                                          "powersgd(rank=1)",
+                                                          "powersgd(rank=4)",
+                                                          "sketch(0.1)",
+                                                          "topk(0.1)",
+                                                          "topk(0.01)",
+                                                          "topk(0.01, values=fp16)",
+                                                          "topk(0.01, values=int8)",
+                                                          "topk(0.01, values=ternary)",
+                                                          "topk(0.001, values=ternary)"};
+  return *specs;
+}
+
 absl::StatusOr<std::vector<ProbeRow>> ProbeUpdate(const aggregation::ModelLayout& layout,
                                                   const TrainResult& update,
                                                   const std::vector<std::string>& specs) {
@@ -151,7 +156,7 @@ absl::Status ProbeCodecs(const ClientConfig& config) {
   ASSIGN_OR_RETURN(const models::Model model,
                    models::BuiltinModel(config.model, config.split.seed));
   ASSIGN_OR_RETURN(const TrainResult update, TrainOnce(config, model));
-  ASSIGN_OR_RETURN(const auto rows, ProbeUpdate(*model.layout, update, AllSpecs()));
+  ASSIGN_OR_RETURN(const auto rows, ProbeUpdate(*model.layout, update, ProbedSpecs()));
   std::printf(
       "%s, %s: one local epoch on %lld examples; tensors of one dimension or under 4,096 "
       "elements stay fp32\nexcept under fp16, bf16 and int8\n\n",

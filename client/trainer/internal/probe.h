@@ -21,6 +21,9 @@ struct ProbeRow {
   bool error_feedback = false;  // what is lost comes later
 };
 
+// Every codec, stage and kind of values that there is, with usual parameters.
+const std::vector<std::string>& ProbedSpecs();
+
 // Every codec of `specs` on this update.
 // INVALID_ARGUMENT as CodecPolicy::Parse and Encode.
 absl::StatusOr<std::vector<ProbeRow>> ProbeUpdate(const aggregation::ModelLayout& layout,

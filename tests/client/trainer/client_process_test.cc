@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -100,6 +101,35 @@ TEST_F(ClientProcess, CheckReadsTheConfigAndStartsNothing) {
   EXPECT_EQ(Run({judge, "--evaluate", "--check"}), 0) << Log();
   EXPECT_EQ(Run({judge, "--check"}), 2) << "as a client it has no id and joins nobody";
   EXPECT_EQ(Run({WriteConfig("mlp-digit"), "--check"}), 2);
+}
+
+// A row for each codec of the list: its spec, bytes, ratio, error and time.
+TEST_F(ClientProcess, ProbeCodecsPrintsATable) {
+  EXPECT_EQ(Run({WriteConfig(), "--probe-codecs"}), 0) << Log();
+  std::stringstream text(Log());
+  int rows = 0;
+  double smaller = 0, error = 0, ns = 0;
+  unsigned long long bytes = 0;
+  for (std::string line; std::getline(text, line);) {
+    constexpr size_t kSpec = 28;  // characters of the first column
+    if (line.size() < kSpec || std::sscanf(line.c_str() + kSpec, " %llu %lfx %lf %lf ns", &bytes,
+                                           &smaller, &error, &ns) != 4) {
+      continue;
+    }
+    ++rows;
+    EXPECT_GT(ns, 0) << line;
+    if (line.starts_with("fp32 ")) {
+      EXPECT_EQ(error, 0) << line;
+      EXPECT_NEAR(smaller, 1, 0.1) << line;
+    } else if (line.starts_with("fp16 ") || line.starts_with("int8 ")) {
+      // The model is small: what is not under these stays fp32.
+      EXPECT_GT(error, 0) << line;
+      EXPECT_NEAR(smaller, line[0] == 'f' ? 2 : 4, 0.3) << line;
+    }
+  }
+  EXPECT_GE(rows, 30) << Log();
+  EXPECT_THAT(Log(), AllOf(HasSubstr("\nsign(mode=vote, step=2^-10)"), HasSubstr("\nint8 | lz4 "),
+                           HasSubstr("NMSE"), HasSubstr("yes: what is lost comes later")));
 }
 
 TEST_F(ClientProcess, ModelAndDataThatDoNotFitExitWith2) {
