@@ -48,7 +48,10 @@ HWY_INLINE size_t ManyBytes(const BlockPart* parts, size_t count, size_t length,
     PrefetchAhead(parts, count, i, kVectors * lanes, 8, acc);
     AddMany<kVectors>(count, args, part, acc + i);
   }
-  for (; i + 4 * lanes <= length; i += 4 * lanes) AddMany<4>(count, args, part, acc + i);
+  for (; i + 4 * lanes <= length; i += 4 * lanes) {
+    PrefetchAhead(parts, count, i, 4 * lanes, 8, acc);
+    AddMany<4>(count, args, part, acc + i);
+  }
   return i;
 }
 
