@@ -1,7 +1,6 @@
 """Whoever comes to a port of two hosts without being a peer: answered, and no hindrance to those who are."""
 import json
 import os
-import socket
 import time
 
 import hosts
@@ -13,12 +12,7 @@ def strangers(transport):
     receiver.await_text("listening")
 
     def say(words):
-        with socket.create_connection((THERE, 7099), timeout=20) as stranger:
-            stranger.sendall(words)
-            heard = b""
-            while more := stranger.recv(4096):
-                heard += more
-            return heard
+        return hosts.say(THERE, 7099, words)
 
     http = say(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     check(b"400 Bad Request" in http, f"HTTP was answered {http}")
