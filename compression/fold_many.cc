@@ -11,6 +11,7 @@
 // After foreach_target.h.
 #include "compression/internal/block_fold-inl.h"
 #include "compression/internal/fold_many-inl.h"
+#include "compression/internal/fold_many_mini-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -389,12 +390,15 @@ void ManyBlocks(const BlockFormat& format, const ManyRun* runs, size_t count, si
   const double shared = format.scale_kind == ScaleKind::kShared
                             ? static_cast<double>(BlockUnit(format, runs[0].p)) * grid_scale
                             : 0;
-  const bool bytes52 = format.bits == 8 && format.code_kind == CodeKind::kInteger && shared < 1 &&
-                       Has52(runs, count);
+  const bool has52 = Has52(runs, count);
+  const bool mini52 = has52 && (format.scale_kind == ScaleKind::kE8M0 || format.floats());
+  const bool bytes52 =
+      has52 && !mini52 && format.bits == 8 && format.code_kind == CodeKind::kInteger && shared < 1;
 #endif
   for (size_t b = 0; b < blocks; ++b, acc += length) {
     size_t done = 0;
 #if HWY_TARGET <= HWY_AVX3 && HWY_COMPILER_GCC_ACTUAL
+    if (mini52) done = ManyMini52(format, runs, count, b * width, length, grid_scale, acc);
     if (bytes52) done = ManyBytes52(format, runs, count, b * width, length, grid_scale, acc);
 #endif
 #if HWY_TARGET != HWY_SCALAR

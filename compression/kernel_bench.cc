@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <span>
 
 #include "base/philox.h"
@@ -23,27 +24,38 @@ constexpr size_t kUpdates = 16;
 constexpr size_t kMaxTiles = 4096;
 constexpr size_t kSumTiles = 1024;  // 256 MiB of sums
 
-// Sums in large pages where they can be had, as the accumulator's are.
-class Sums {
+// Memory in large pages where they can be had, as the accumulator's sums are: what is measured are
+// kernels and memory, not page tables, which cost fp32 a tenth to a third with sixteen updates.
+class LargePages {
  public:
-  explicit Sums(size_t tiles)
-      : tiles_(std::min(tiles, kSumTiles)),
-        bytes_(tiles_ * kTileElements * sizeof(int64_t)),
+  explicit LargePages(size_t bytes)
+      : bytes_(std::max<size_t>(bytes, 1)),
         memory_(mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {
     if (memory_ == MAP_FAILED) std::abort();
     madvise(memory_, bytes_, MADV_HUGEPAGE);
   }
-  ~Sums() { munmap(memory_, bytes_); }
-  Sums(const Sums&) = delete;
-  Sums& operator=(const Sums&) = delete;
-  int64_t* Tile(size_t t) const {
-    return static_cast<int64_t*>(memory_) + t % tiles_ * kTileElements;
+  ~LargePages() { munmap(memory_, bytes_); }
+  LargePages(const LargePages&) = delete;
+  LargePages& operator=(const LargePages&) = delete;
+  template <class T>
+  T* As() const {
+    return static_cast<T*>(memory_);
   }
 
  private:
-  const size_t tiles_;
   const size_t bytes_;
   void* const memory_;
+};
+
+class Sums {
+ public:
+  explicit Sums(size_t tiles)
+      : tiles_(std::min(tiles, kSumTiles)), memory_(tiles_ * kTileElements * sizeof(int64_t)) {}
+  int64_t* Tile(size_t t) const { return memory_.As<int64_t>() + t % tiles_ * kTileElements; }
+
+ private:
+  const size_t tiles_;
+  const LargePages memory_;
 };
 
 // Deltas as training makes them, about normal with deviation 0.01: four uniform numbers' sum.
@@ -96,15 +108,19 @@ class CodecBench {
         tiles_(std::clamp<size_t>(options.update_bytes / tile_bytes_ / kUpdates * kUpdates,
                                   kUpdates, kMaxTiles)),
         sums_(tiles_) {
-    encoded_.reserve(tiles_ * tile_bytes_ + tiles_ * tile_bytes_ / 8);
+    std::vector<uint8_t> encoded;
+    encoded.reserve(tiles_ * tile_bytes_ + tiles_ * tile_bytes_ / 8);
     std::vector<size_t> ends;
     for (size_t t = 0; t < tiles_; ++t) {
-      (void)codec_->Encode(Floats(t), {.key = 1, .first = t * kTileElements}, &encoded_);
-      ends.push_back(encoded_.size());
+      (void)codec_->Encode(Floats(t), {.key = 1, .first = t * kTileElements}, &encoded);
+      ends.push_back(encoded.size());
     }
+    bytes_ = encoded.size();
+    encoded_ = std::make_unique<LargePages>(bytes_);
+    std::ranges::copy(encoded, encoded_->As<uint8_t>());
     for (size_t t = 0; t < tiles_; ++t) {
       const size_t from = t == 0 ? 0 : ends[t - 1];
-      payloads_.emplace_back(ByteSpan(encoded_).subspan(from, ends[t] - from));
+      payloads_.emplace_back(ByteSpan(encoded_->As<uint8_t>() + from, ends[t] - from));
     }
   }
 
@@ -131,7 +147,7 @@ class CodecBench {
   std::span<const float> Floats(size_t t) const {
     return std::span(floats_).subspan(t % 32 * kTileElements, kTileElements);
   }
-  double Bytes() const { return static_cast<double>(encoded_.size()); }
+  double Bytes() const { return static_cast<double>(bytes_); }
   // A variable rate's tiles differ a little; this is the first one's.
   size_t OneTile() const {
     std::vector<uint8_t> out;
@@ -272,17 +288,16 @@ class CodecBench {
   // From floats that pass by once into a segment's buffer that is used again, as a client does.
   KernelFigure EncodeFigure() {
     const size_t tiles = std::max<size_t>(1, options_.update_bytes / (4 * kTileElements));
-    std::vector<float> source;
-    source.reserve(tiles * kTileElements);
+    const LargePages source(tiles * kTileElements * sizeof(float));
     for (size_t t = 0; t < tiles; ++t) {
-      source.insert(source.end(), Floats(t).begin(), Floats(t).end());
+      std::ranges::copy(Floats(t), source.As<float>() + t * kTileElements);
     }
     std::vector<uint8_t> segment(tile_bytes_);
     const auto part = [&](size_t t) {
-      return std::span<const float>(source).subspan(t * kTileElements, kTileElements);
+      return std::span<const float>(source.As<float>() + t * kTileElements, kTileElements);
     };
     return Compare(
-        "kernels.encode." + name_, "Gelem/s", static_cast<double>(source.size()),
+        "kernels.encode." + name_, "Gelem/s", static_cast<double>(tiles * kTileElements),
         options_.repetitions,
         [&] {
           for (size_t t = 0; t < tiles; ++t) {
@@ -305,7 +320,8 @@ class CodecBench {
   const size_t tile_bytes_;
   const size_t tiles_;
   Sums sums_;
-  std::vector<uint8_t> encoded_;
+  size_t bytes_ = 0;  // of encoded_
+  std::unique_ptr<LargePages> encoded_;
   std::vector<PiecedBytes> payloads_;
   volatile uint64_t sink_ = 0;  // keeps the measured reads alive
 };
