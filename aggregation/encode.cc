@@ -60,7 +60,7 @@ absl::Status EmitOne(uint32_t tensor, CodecId codec, uint32_t parameter, uint64_
 // `context.plan` null: x is planned here.
 absl::Status internal::EncodeFloats(const TensorSpec& tensor, const compression::Codec& any_shape,
                                     compression::EncodeContext context, std::span<const float> x,
-                                    std::span<float> residual, const internal::EmitSegment& emit) {
+                                    const internal::EmitSegment& emit) {
   const auto shaped = any_shape.ForShape(tensor.shape);
   const compression::Codec& codec = shaped == nullptr ? any_shape : *shaped;
   const uint64_t most = ElementsPerSegment(codec);
@@ -78,8 +78,7 @@ absl::Status internal::EncodeFloats(const TensorSpec& tensor, const compression:
     segment.resize(SegmentHeader::kBytes);
     context.first = first;
     const absl::StatusOr<compression::SegmentForm> form =
-        codec.EncodeSegment(x.subspan(first, count), context, &segment,
-                            residual.empty() ? residual : residual.subspan(first, count));
+        codec.EncodeSegment(x.subspan(first, count), context, &segment);
     if (!form.ok()) {
       return Annotate(form.status(),
                       absl::StrCat(TensorText(tensor), ", counted from element ", first));
@@ -168,10 +167,6 @@ absl::Status EncodeTensors(const ModelLayout& layout, CodecOf codec_of, const En
       ASSIGN_OR_RETURN(x, FloatsOf(layout, t, deltas));
     }
     const compression::TensorCodec& chosen = codec_of(t);
-    const std::span<float> residual =
-        chosen.error_feedback ? deltas.Residual(t) : std::span<float>();
-    if (!residual.empty())
-      RETURN_IF_ERROR(CheckLength(tensor, "residual", residual.size(), elements));
     compression::EncodeContext context;
     context.key = keys.client;
     context.shared_key = keys.shared;
@@ -182,7 +177,7 @@ absl::Status EncodeTensors(const ModelLayout& layout, CodecOf codec_of, const En
       context.next_warm = deltas.NextWarm(t);
     }
     if (planned != nullptr) context.plan = &planned->plan;
-    RETURN_IF_ERROR(internal::EncodeFloats(tensor, *chosen.codec, context, x, residual, emit));
+    RETURN_IF_ERROR(internal::EncodeFloats(tensor, *chosen.codec, context, x, emit));
   }
   return absl::OkStatus();
 }

@@ -279,7 +279,7 @@ absl::StatusOr<std::vector<uint8_t>> EncodeModelDelta(const ModelLayout& layout,
     context.shared_key = keys.shared;
     context.round = round;
     context.tensor = t;
-    RETURN_IF_ERROR(internal::EncodeFloats(tensor, *codec, context, difference, {}, append));
+    RETURN_IF_ERROR(internal::EncodeFloats(tensor, *codec, context, difference, append));
   }
   return out;
 }

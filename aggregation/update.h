@@ -120,15 +120,14 @@ uint64_t MaxEncodedBytes(const ModelLayout& layout);
 // not; the accessors are called once a tensor, in order, but of tensors that a codec chooses from
 // together (Codec::SharedFraction) before the others; what they return must live until the end of
 // the call. SKIP tensors are not asked for. `emit`
-// gets the encoding of one segment (header and payload) at a time, in order. `residual`, when
-// given, gets each tensor's x - decode(encode(x)).
+// gets the encoding of one segment (header and payload) at a time, in order.
 struct DeltaSource {
   virtual ~DeltaSource() = default;
   virtual absl::StatusOr<std::span<const float>> Floats(uint32_t tensor) = 0;
   virtual absl::StatusOr<std::span<const int64_t>> Ints(uint32_t tensor) = 0;
-  virtual std::span<float> Residual(uint32_t) { return {}; }  // empty: not wanted
   // What a codec that starts warm left behind when this tensor was last encoded and counted, and
-  // where it leaves what the next time begins from: EncodeContext's. Asked for where residuals are.
+  // where it leaves what the next time begins from: EncodeContext's. Asked for where
+  // the policy has ef.
   virtual std::span<const float> Warm(uint32_t) { return {}; }
   virtual std::vector<float>* NextWarm(uint32_t) { return nullptr; }
 };
@@ -138,11 +137,11 @@ struct EncodeKeys {
   uint64_t client = 0;
   uint64_t shared = 0;
 };
-// Each tensor by its own codec. Residuals are asked for only where the policy has error feedback.
+// Each tensor by its own codec.
 absl::Status EncodeUpdate(const ModelLayout& layout, const compression::CodecPolicy& policy,
                           const EncodeKeys& keys, uint32_t round, DeltaSource& deltas,
                           const std::function<absl::Status(std::vector<uint8_t> segment)>& emit);
-// All of them by one, residuals always asked for.
+// All of them by one, as with ef.
 absl::Status EncodeUpdate(const ModelLayout& layout, const compression::Codec& codec,
                           uint64_t codec_key, uint32_t round, DeltaSource& deltas,
                           const std::function<absl::Status(std::vector<uint8_t> segment)>& emit);

@@ -48,9 +48,7 @@ void Bf16FoldMany(const ManyRun* runs, size_t count, size_t n, const FoldArgs& a
 }
 uint32_t Bf16Max(const uint8_t* p, size_t n) { return MaxHalves(p, n); }
 void Bf16Decode(const uint8_t* p, size_t n, float* out) { DecodeHalves<Bf16Format>(p, n, out); }
-void Bf16Encode(const float* x, size_t n, uint8_t* out, float* residual) {
-  EncodeHalves<Bf16Format>(x, n, out, residual);
-}
+void Bf16Encode(const float* x, size_t n, uint8_t* out) { EncodeHalves<Bf16Format>(x, n, out); }
 
 }  // namespace tributary::compression::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -84,8 +82,8 @@ std::shared_ptr<const Codec> MakeBf16() {
   format.decode = [](const uint8_t* p, size_t n, float* out) {
     HWY_DYNAMIC_DISPATCH(Bf16Decode)(p, n, out);
   };
-  format.append = [](std::span<const float> x, std::vector<uint8_t>* out, float* residual) {
-    HWY_DYNAMIC_DISPATCH(Bf16Encode)(x.data(), x.size(), Grow(out, 2 * x.size()), residual);
+  format.append = [](std::span<const float> x, std::vector<uint8_t>* out) {
+    HWY_DYNAMIC_DISPATCH(Bf16Encode)(x.data(), x.size(), Grow(out, 2 * x.size()));
   };
   return std::make_shared<ElementCodec>(std::move(format));
 }

@@ -26,7 +26,7 @@ class BlockCodec final : public Codec {
   }
 
   absl::Status Encode(std::span<const float> x, const EncodeContext& context,
-                      std::vector<uint8_t>* out, std::span<float> residual) const override {
+                      std::vector<uint8_t>* out) const override {
     if (context.first % kTileElements != 0) {
       return absl::InvalidArgumentError(absl::StrCat(
           f_.capabilities.name, ": first element ", context.first, " is not a multiple of ",
@@ -37,8 +37,7 @@ class BlockCodec final : public Codec {
     }
     const size_t at = out->size();
     out->resize(at + EncodedBytes(x.size()));
-    EncodeBlocks(f_, x.data(), x.size(), context, out->data() + at,
-                 residual.empty() ? nullptr : residual.data());
+    EncodeBlocks(f_, x.data(), x.size(), context, out->data() + at);
     return absl::OkStatus();
   }
 

@@ -60,9 +60,9 @@ HWY_INLINE void IntegerCodes(const BlockFormat& format, const float* x, size_t n
     x = clamped;
   }
   if (random != nullptr) {
-    QuantizeBlock<true>(x, n, scale, random, codes, nullptr);
+    QuantizeBlock<true>(x, n, scale, random, codes);
   } else {
-    QuantizeBlock<false>(x, n, scale, nullptr, codes, nullptr);
+    QuantizeBlock<false>(x, n, scale, nullptr, codes);
   }
 }
 
@@ -97,10 +97,9 @@ HWY_INLINE void DecodeOneBlock(const BlockFormat& format, const uint8_t* p, size
 }
 
 void BlockEncode(const BlockFormat& format, const float* x, size_t n, const EncodeContext& context,
-                 uint8_t* out, float* residual) {
+                 uint8_t* out) {
   HWY_ALIGN uint16_t random[kMaxBlock];
   HWY_ALIGN int8_t codes[kMaxBlock];
-  HWY_ALIGN float decoded[kMaxBlock];
   for (size_t from = 0; from < n; from += kMaxBlock) {
     const size_t to = std::min(n, from + kMaxBlock);
     if (format.stochastic)
@@ -111,10 +110,6 @@ void BlockEncode(const BlockFormat& format, const float* x, size_t n, const Enco
       Codes(format, x + at, length, scale, format.stochastic ? random + (at - from) : nullptr,
             codes);
       Pack(format, codes, length, out + format.scale_bytes());
-      if (residual != nullptr) {
-        DecodeOneBlock(format, out, length, decoded);
-        for (size_t i = 0; i < length; ++i) residual[at + i] = x[at + i] - decoded[i];
-      }
       out += format.BlockBytes(length);
     }
   }
@@ -150,8 +145,8 @@ HWY_EXPORT(BlockFold);
 HWY_EXPORT(BlockDecode);
 
 void EncodeBlocks(const BlockFormat& format, const float* x, size_t n, const EncodeContext& context,
-                  uint8_t* out, float* residual) {
-  HWY_DYNAMIC_DISPATCH(BlockEncode)(format, x, n, context, out, residual);
+                  uint8_t* out) {
+  HWY_DYNAMIC_DISPATCH(BlockEncode)(format, x, n, context, out);
 }
 void FoldBlocks(const BlockFormat& format, const uint8_t* p, size_t blocks, size_t length,
                 const FoldArgs& args, int64_t* acc) {

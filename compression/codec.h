@@ -138,20 +138,17 @@ class Codec {
   // encodes a model plans them with PlanTogether. 0: each tensor is planned alone.
   virtual double SharedFraction(uint32_t /*round*/) const { return 0; }
 
-  // Appends the encoding of x to `out`. When `residual` is not empty it has x.size() elements and
-  // receives x - decode(encode(x)), what error feedback carries over; it may be x's own memory.
-  // INVALID_ARGUMENT, with nothing appended, where an element is NaN or infinite (or too large for
-  // the format: said so).
+  // Appends the encoding of x to `out`. INVALID_ARGUMENT, with nothing appended, where an element
+  // is NaN or infinite (or too large for the format: said so).
   virtual absl::Status Encode(std::span<const float> x, const EncodeContext& context,
-                              std::vector<uint8_t>* out, std::span<float> residual = {}) const = 0;
+                              std::vector<uint8_t>* out) const = 0;
 
   // Encode as one segment's payload: a stage leaves out what does not win, so that the form differs
   // from segment to segment.
   virtual absl::StatusOr<SegmentForm> EncodeSegment(std::span<const float> x,
                                                     const EncodeContext& context,
-                                                    std::vector<uint8_t>* out,
-                                                    std::span<float> residual) const {
-    absl::Status status = Encode(x, context, out, residual);
+                                                    std::vector<uint8_t>* out) const {
+    absl::Status status = Encode(x, context, out);
     if (!status.ok()) return status;
     return SegmentForm{capabilities().id, parameter()};
   }

@@ -38,7 +38,7 @@ class EdenCodec final : public Codec {
   }
 
   absl::Status Encode(std::span<const float> x, const EncodeContext& context,
-                      std::vector<uint8_t>* out, std::span<float> residual) const override {
+                      std::vector<uint8_t>* out) const override {
     if (MaxMagnitudeOf(x.data(), x.size()) >= kEdenFirstOverflow) {
       return RefuseElement(capabilities_.name, x, kEdenFirstOverflow);
     }
@@ -50,18 +50,10 @@ class EdenCodec final : public Codec {
         TileKey(context.key ^ kRotationPurpose, context.round, context.tensor, tile);
     StoreLe(key, out->data() + start);
     uint8_t* p = out->data() + start + kKeyBytes;
-    std::vector<int32_t> integers(residual.empty() ? 0 : block_);
     for (uint64_t at = 0; at < x.size(); at += block_) {
       const size_t length = std::min<uint64_t>(block_, x.size() - at);
       const EdenBlock block{bits_, key, at, length == block_ ? block_ : Filled(length)};
       EdenEncode(block, x.data() + at, length, p);
-      if (!residual.empty()) {
-        EdenIntegers(block, p, integers.data());
-        const auto scale = LoadLe<float>(p);
-        for (size_t i = 0; i < length; ++i) {
-          residual[at + i] = x[at + i] - static_cast<float>(integers[i]) * scale;
-        }
-      }
       p += EdenBytes(bits_, block.size);
     }
     return absl::OkStatus();
@@ -89,18 +81,18 @@ class EdenCodec final : public Codec {
             int64_t* acc) const override {
     alignas(64) int32_t integers[kEdenMaxBlock];
     const FoldArgs args = MakeFoldArgs(grid, [](double) { return 0; });
-    ForEachBlock(payload, begin, count,
-                 [&](const EdenBlock& block, const uint8_t* p, uint64_t done) {
-                   EdenIntegers(block, p, integers);
-                   FoldArgs scaled = args;
-                   scaled.scale *= static_cast<double>(LoadLe<float>(p));
-                   const size_t n = std::min<uint64_t>(block.size, count - done);
-                   if (scaled.scale * static_cast<double>(Largest(integers, n)) > 0x1.fffffep30) {
-                     scaled.narrow_limit = -1;
-                   }
-                   EdenFold(integers, n, scaled, acc + done);
-                   return true;
-                 });
+    ForEachBlock(
+        payload, begin, count, [&](const EdenBlock& block, const uint8_t* p, uint64_t done) {
+          EdenIntegers(block, p, integers);
+          FoldArgs scaled = args;
+          scaled.scale *= static_cast<double>(LoadLe<float>(p));
+          const size_t n = std::min<uint64_t>(block.size, count - done);
+          if (scaled.scale * static_cast<double>(EdenLargest(integers, n)) > 0x1.fffffep30) {
+            scaled.narrow_limit = -1;
+          }
+          EdenFold(integers, n, scaled, acc + done);
+          return true;
+        });
   }
 
   void Decode(const PiecedBytes& payload, std::span<float> out) const override {
@@ -110,27 +102,21 @@ class EdenCodec final : public Codec {
                    EdenIntegers(block, p, integers);
                    const auto scale = LoadLe<float>(p);
                    const size_t n = std::min<uint64_t>(block.size, out.size() - done);
-                   for (size_t i = 0; i < n; ++i)
-                     out[done + i] = static_cast<float>(integers[i]) * scale;
+                   EdenDecode(integers, n, scale, out.data() + done);
                    return true;
                  });
   }
 
  private:
   static size_t Filled(size_t n) { return std::max<size_t>(kEdenShortest, std::bit_ceil(n)); }
-  static int32_t Largest(const int32_t* v, size_t n) {
-    int32_t most = 0;
-    for (size_t i = 0; i < n; ++i) most = std::max(most, std::abs(v[i]));
-    return most;
-  }
 
   static absl::Status CheckBlock(const EdenBlock& block, const uint8_t* p, double bound,
                                  int32_t* integers) {
     const auto scale = LoadLe<float>(p);
-    const std::string where = absl::StrCat("the scale is ", scale);
-    if (!std::isfinite(scale)) return absl::DataLossError(absl::StrCat(where, ", not finite"));
+    const auto where = [scale] { return absl::StrCat("the scale is ", scale); };
+    if (!std::isfinite(scale)) return absl::DataLossError(absl::StrCat(where(), ", not finite"));
     if (std::signbit(scale)) {
-      return absl::InvalidArgumentError(absl::StrCat(where, ", negative; scales are 0 or more"));
+      return absl::InvalidArgumentError(absl::StrCat(where(), ", negative; scales are 0 or more"));
     }
     // All codes are at most 127; most blocks need no look at them.
     if (static_cast<double>(scale) * 127.0 * static_cast<double>(block.size) <= bound) {
@@ -138,10 +124,10 @@ class EdenCodec final : public Codec {
     }
     EdenIntegers(block, p, integers);
     const double largest =
-        static_cast<double>(scale) * static_cast<double>(Largest(integers, block.size));
+        static_cast<double>(scale) * static_cast<double>(EdenLargest(integers, block.size));
     if (largest <= bound) return absl::OkStatus();
     return absl::OutOfRangeError(
-        absl::StrCat(where, ": an element is ", largest, ", beyond the bound ", bound));
+        absl::StrCat(where(), ": an element is ", largest, ", beyond the bound ", bound));
   }
 
   // visit(block, bytes, elements before) for the blocks of `count` elements from `begin`; the

@@ -46,18 +46,18 @@ ElementFormat HalfElements(CodecId id, const std::string& name) {
                          .unbiased = false,
                          .needs_error_feedback = false,
                          .deterministic = true,
-                         .minimum_elements = 0};
+                         .minimum_elements = kSmallTensorElements};
   format.width = 2;
   format.bits = [](const uint8_t* p) { return uint32_t{LoadLe<uint16_t>(p)} & 0x7FFF; };
   return format;
 }
 
 absl::Status ElementCodec::Encode(std::span<const float> x, const EncodeContext&,
-                                  std::vector<uint8_t>* out, std::span<float> residual) const {
+                                  std::vector<uint8_t>* out) const {
   if (MaxMagnitudeOf(x.data(), x.size()) >= format_.first_overflow) {
     return RefuseElement(format_.capabilities.name, x, format_.first_overflow);
   }
-  format_.append(x, out, residual.empty() ? nullptr : residual.data());
+  format_.append(x, out);
   return absl::OkStatus();
 }
 

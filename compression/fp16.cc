@@ -68,9 +68,7 @@ void Fp16FoldMany(const ManyRun* runs, size_t count, size_t n, const FoldArgs& a
 }
 uint32_t Fp16Max(const uint8_t* p, size_t n) { return MaxHalves(p, n); }
 void Fp16Decode(const uint8_t* p, size_t n, float* out) { DecodeHalves<Fp16Format>(p, n, out); }
-void Fp16Encode(const float* x, size_t n, uint8_t* out, float* residual) {
-  EncodeHalves<Fp16Format>(x, n, out, residual);
-}
+void Fp16Encode(const float* x, size_t n, uint8_t* out) { EncodeHalves<Fp16Format>(x, n, out); }
 
 }  // namespace tributary::compression::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -104,8 +102,8 @@ std::shared_ptr<const Codec> MakeFp16() {
   format.decode = [](const uint8_t* p, size_t n, float* out) {
     HWY_DYNAMIC_DISPATCH(Fp16Decode)(p, n, out);
   };
-  format.append = [](std::span<const float> x, std::vector<uint8_t>* out, float* residual) {
-    HWY_DYNAMIC_DISPATCH(Fp16Encode)(x.data(), x.size(), Grow(out, 2 * x.size()), residual);
+  format.append = [](std::span<const float> x, std::vector<uint8_t>* out) {
+    HWY_DYNAMIC_DISPATCH(Fp16Encode)(x.data(), x.size(), Grow(out, 2 * x.size()));
   };
   return std::make_shared<ElementCodec>(std::move(format));
 }

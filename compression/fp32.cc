@@ -134,10 +134,9 @@ std::shared_ptr<const Codec> MakeFp32() {
     HWY_DYNAMIC_DISPATCH(Fold32Many)(runs, count, n, args, acc);
   };
   format.decode = [](const uint8_t* p, size_t n, float* out) { std::memcpy(out, p, 4 * n); };
-  format.append = [](std::span<const float> x, std::vector<uint8_t>* out, float* residual) {
+  format.append = [](std::span<const float> x, std::vector<uint8_t>* out) {
     const auto* bytes = reinterpret_cast<const uint8_t*>(x.data());
     out->insert(out->end(), bytes, bytes + x.size_bytes());
-    if (residual != nullptr) std::fill_n(residual, x.size(), 0.0f);
   };
   return std::make_shared<ElementCodec>(std::move(format));
 }

@@ -31,8 +31,7 @@ void Scales(const float* x, size_t n, size_t block, uint8_t* out, uint32_t* max_
   *max_bits = max;
 }
 
-void Quantize(const float* x, size_t n, size_t block, const EncodeContext* context, uint8_t* out,
-              float* residual) {
+void Quantize(const float* x, size_t n, size_t block, const EncodeContext* context, uint8_t* out) {
   // Random numbers are made for a stretch of whole blocks at a time: they stay in the first-level
   // cache.
   constexpr size_t kStretch = kMaxBlock;
@@ -46,13 +45,12 @@ void Quantize(const float* x, size_t n, size_t block, const EncodeContext* conte
       const size_t length = std::min(block, to - at);
       const float scale = LoadLe<float>(out);
       auto* q = reinterpret_cast<int8_t*>(out + kInt8ScaleBytes);
-      float* rest = residual == nullptr ? nullptr : residual + at;
       if (scale == 0) {
-        QuantizeZeros(x + at, length, q, rest);
+        std::fill_n(q, length, int8_t{0});  // dividing by 0 is not for the kernel
       } else if (context != nullptr) {
-        QuantizeBlock<true>(x + at, length, scale, random + (at - from), q, rest);
+        QuantizeBlock<true>(x + at, length, scale, random + (at - from), q);
       } else {
-        QuantizeBlock<false>(x + at, length, scale, nullptr, q, rest);
+        QuantizeBlock<false>(x + at, length, scale, nullptr, q);
       }
     }
   }
@@ -102,8 +100,8 @@ uint32_t Int8Scales(const float* x, size_t n, size_t block, uint8_t* out) {
   return max;
 }
 void Int8Quantize(const float* x, size_t n, size_t block, const EncodeContext* context,
-                  uint8_t* out, float* residual) {
-  HWY_DYNAMIC_DISPATCH(Quantize)(x, n, block, context, out, residual);
+                  uint8_t* out) {
+  HWY_DYNAMIC_DISPATCH(Quantize)(x, n, block, context, out);
 }
 void Int8Fold(const uint8_t* p, size_t blocks, size_t length, const FoldArgs& args, int64_t* acc) {
   HWY_DYNAMIC_DISPATCH(FoldBlocks)(p, blocks, length, args, acc);

@@ -44,7 +44,7 @@ class Int8Codec final : public Codec {
                      .unbiased = stochastic,
                      .needs_error_feedback = false,
                      .deterministic = !stochastic,
-                     .minimum_elements = 0};
+                     .minimum_elements = kSmallTensorElements};
     format_.block = block;
     format_.largest = 128;
   }
@@ -55,7 +55,7 @@ class Int8Codec final : public Codec {
   }
 
   absl::Status Encode(std::span<const float> x, const EncodeContext& context,
-                      std::vector<uint8_t>* out, std::span<float> residual) const override {
+                      std::vector<uint8_t>* out) const override {
     if (context.first % kTileElements != 0) {
       return absl::InvalidArgumentError(absl::StrCat("int8: first element ", context.first,
                                                      " is not a multiple of ", kTileElements,
@@ -68,8 +68,7 @@ class Int8Codec final : public Codec {
       return RefuseElement(capabilities_.name, x, kInt8FirstOverflow);
     }
     Int8Quantize(x.data(), x.size(), block_,
-                 rounding_ == Int8Rounding::kStochastic ? &context : nullptr, out->data() + at,
-                 residual.empty() ? nullptr : residual.data());
+                 rounding_ == Int8Rounding::kStochastic ? &context : nullptr, out->data() + at);
     return absl::OkStatus();
   }
 

@@ -303,7 +303,7 @@ const TensorCodec& CodecPolicy::For(std::string_view name, uint64_t elements,
   for (const Rule& rule : rules_) {
     if (fnmatch(rule.pattern.c_str(), text.c_str(), 0) == 0) return rule.codec;
   }
-  // Codecs without a minimum do well on every tensor, unless a rule for small ones says otherwise.
+  // fp32, and top-k over a whole model, take every tensor unless a rule for small ones is given.
   const uint64_t codec_minimum = usual_.codec->capabilities().minimum_elements;
   const uint64_t minimum = small_given_ ? kSmallTensorElements : codec_minimum;
   const bool small = minimum > 0 && (elements < minimum || dimensions <= 1);

@@ -2,6 +2,7 @@
 // 2019, whose single step of power iteration from the last Q is taken at each client by itself);
 // checks, and walking rows.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
@@ -68,10 +69,9 @@ class PowerSgdCodec final : public Codec {
   }
 
   absl::Status Encode(std::span<const float> x, const EncodeContext& context,
-                      std::vector<uint8_t>* out, std::span<float> residual) const override;
+                      std::vector<uint8_t>* out) const override;
   absl::StatusOr<SegmentForm> EncodeSegment(std::span<const float> x, const EncodeContext& context,
-                                            std::vector<uint8_t>* out,
-                                            std::span<float> residual) const override;
+                                            std::vector<uint8_t>* out) const override;
   absl::Status Validate(const PiecedBytes& payload, uint64_t n, double bound) const override;
   void Fold(const PiecedBytes& payload, uint64_t begin, uint64_t count, const GridFold& grid,
             int64_t* acc) const override;
@@ -144,10 +144,7 @@ void PowerSgdCodec::ForEachRow(const PiecedBytes& payload, uint64_t begin, uint6
 std::vector<double> LargestOf(const PowerRow& row) {
   std::vector<double> largest(row.rank);
   for (size_t k = 0; k < row.rank; ++k) {
-    float most = 0;
-    for (size_t j = 0; j < row.columns; ++j)
-      most = std::max(most, std::abs(row.q[k * row.columns + j]));
-    largest[k] = most;
+    largest[k] = std::bit_cast<float>(MaxMagnitudeOf(row.q + k * row.columns, row.columns));
   }
   return largest;
 }
@@ -160,7 +157,7 @@ double BoundOf(const PowerRow& row, const std::vector<double>& largest) {
 }
 
 absl::Status PowerSgdCodec::Encode(std::span<const float> x, const EncodeContext& context,
-                                   std::vector<uint8_t>* out, std::span<float> residual) const {
+                                   std::vector<uint8_t>* out) const {
   TensorPlan plan;
   uint64_t first = 0;
   if (context.plan != nullptr && context.plan->factors != nullptr) {
@@ -184,29 +181,19 @@ absl::Status PowerSgdCodec::Encode(std::span<const float> x, const EncodeContext
   std::memcpy(to + kHeadBytes, factors.data() + first / columns * rank_, p_bytes);
   const float* q = factors.data() + factors.size() - columns * rank_;
   std::memcpy(to + kHeadBytes + p_bytes, q, columns * rank_ * sizeof(float));
-  if (residual.empty()) return absl::OkStatus();
-  std::vector<float> decoded(columns);
-  const PiecedBytes payload{ByteSpan(to, Bytes(shape, x.size()))};
-  ForEachRow(payload, 0, x.size(), rows,
-             [&](const PowerRow& row, uint64_t from, uint64_t n, uint64_t done) {
-               PowerDecode(row, from, n, decoded.data());
-               for (uint64_t i = 0; i < n; ++i) residual[done + i] = x[done + i] - decoded[i];
-               return true;
-             });
   return absl::OkStatus();
 }
 
 // Where the factors are no smaller than the floats, those go.
 absl::StatusOr<SegmentForm> PowerSgdCodec::EncodeSegment(std::span<const float> x,
                                                          const EncodeContext& context,
-                                                         std::vector<uint8_t>* out,
-                                                         std::span<float> residual) const {
+                                                         std::vector<uint8_t>* out) const {
   const uint64_t columns = context.plan == nullptr ? Columns(x.size()) : context.plan->columns;
   if (!x.empty() && Bytes({columns, context.first % columns}, x.size()) >= x.size_bytes()) {
     const std::shared_ptr<const Codec> plain = MakeFp32();
-    return plain->EncodeSegment(x, context, out, residual);
+    return plain->EncodeSegment(x, context, out);
   }
-  RETURN_IF_ERROR(Encode(x, context, out, residual));
+  RETURN_IF_ERROR(Encode(x, context, out));
   return SegmentForm{capabilities_.id, parameter()};
 }
 

@@ -2,14 +2,13 @@
 // clients of a round share, so that nothing but values travels and equal places add up (random
 // sparsification: Konecny et al. 2016; Wangni et al., NeurIPS 2018; here one draw a stratum).
 #include <algorithm>
-#include <bit>
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "base/philox.h"
 #include "base/status.h"
 #include "compression/internal/element_codec.h"
 #include "compression/internal/sparse.h"
+#include "compression/internal/sparse_kernels.h"
 #include "compression/random.h"
 
 namespace tributary::compression {
@@ -21,29 +20,23 @@ constexpr uint32_t kHalfFlag = 0x00010000;
 // |bits| of the smallest float beyond 2^112: times a stride it stays finite.
 constexpr uint32_t kFirstOverflow = 0x77800001;
 
-// The places of one tile: one in each stratum of `stride` elements. The last stratum may reach
-// beyond the tile's end, and its place too: then its value stands for nothing.
-class Strata {
- public:
-  Strata(uint64_t key, uint64_t tile, uint32_t stride)
-      : key_(key), tile_(static_cast<uint32_t>(tile)), stride_(stride) {}
-  // Of stratum j; j rises by one from call to call.
-  uint64_t Place(uint64_t j) {
-    if (j % 4 == 0) words_ = Philox4x32(key_, {static_cast<uint32_t>(j / 4), tile_, 0, 0});
-    return j * stride_ + (words_[j % 4] * stride_ >> 32);
-  }
-
- private:
-  const uint64_t key_;
-  const uint32_t tile_;
-  const uint64_t stride_;
-  PhiloxBlock words_{};
+// Some strata of one tile, whose places follow from the mask's key: one in each stratum of `stride`
+// elements. The last stratum may reach beyond the tile's end, and its place too: then its value
+// stands for nothing.
+struct Stretch {
+  uint64_t at;             // the tile's first element
+  const uint32_t* places;  // within the tile
+  size_t count;
+  size_t within;  // count, or one less
 };
 
 class RandKCodec final : public Codec {
  public:
   RandKCodec(uint32_t stride, SparseValues values, bool scaled)
-      : stride_(stride), half_(values == SparseValues::kFloat16), scaled_(scaled) {
+      : stride_(stride),
+        half_(values == SparseValues::kFloat16),
+        scaled_(scaled),
+        values_(half_ ? MakeFp16() : MakeFp32()) {
     capabilities_ = {.id = CodecId::kRandK,
                      .name = "randk",
                      .linear = true,
@@ -61,29 +54,22 @@ class RandKCodec final : public Codec {
   }
 
   absl::Status Encode(std::span<const float> x, const EncodeContext& context,
-                      std::vector<uint8_t>* out, std::span<float> residual) const override {
+                      std::vector<uint8_t>* out) const override {
     const uint32_t limit = half_ ? 0x477FF000 : kFirstOverflow;
     if (MaxMagnitudeOf(x.data(), x.size()) >= limit) {
       return RefuseElement(capabilities_.name, x, limit);
     }
-    const size_t start = out->size();
-    out->resize(start + EncodedBytes(x.size()));
+    out->reserve(out->size() + EncodedBytes(x.size()));
     if (x.empty()) return absl::OkStatus();
     const uint64_t tile = context.first / kTileElements;
     const uint64_t key = TileKey(context.shared_key, context.round, context.tensor, tile);
-    StoreLe(key, out->data() + start);
-    uint8_t* p = out->data() + start + kKeyBytes;
-    const bool in_place = residual.data() == x.data();
-    if (!residual.empty() && !in_place) std::copy(x.begin(), x.end(), residual.begin());
-    ForEachPlace(key, 0, x.size(), [&](uint64_t i, bool within) {
-      const float v = within ? x[i] : 0.0f;
-      if (half_) {
-        StoreLe(FloatToHalf(v), p);
-      } else {
-        StoreLe(v, p);
-      }
-      if (!residual.empty() && within) residual[i] = v - factor() * Load(p);
-      p += width();
+    StoreLe(key, Grow(out, kKeyBytes));
+    float kept[kStrataAtOnce];
+    ForEachStretch(key, 0, x.size(), [&](const Stretch& s) {
+      for (size_t j = 0; j < s.within; ++j) kept[j] = x[s.at + s.places[j]];
+      if (s.within < s.count) kept[s.within] = 0;
+      // Checked above: it refuses nothing.
+      values_->Encode({kept, s.count}, {}, out).IgnoreError();
     });
     return absl::OkStatus();
   }
@@ -117,15 +103,22 @@ class RandKCodec final : public Codec {
   void Fold(const PiecedBytes& payload, uint64_t begin, uint64_t count, const GridFold& grid,
             int64_t* acc) const override {
     FoldArgs args;
-    args.scale = std::ldexp(1.0, grid.fraction_bits);
+    args.scale = std::ldexp(1.0, grid.fraction_bits) * static_cast<double>(factor());  // exact
     args.weight = static_cast<uint64_t>(grid.weight);
-    Walk(payload, begin, count, [&](uint64_t i, double value) { FoldOne(value, args, acc + i); });
+    int64_t terms[kStrataAtOnce];
+    ForEachStretch(payload, begin, count, [&](const Stretch& s, const uint8_t* values) {
+      (half_ ? TermsOfHalves : TermsOfFloats)(values, s.within, args, terms);
+      AddApart(s.places, terms, s.within, acc + s.at);
+    });
   }
 
   void Decode(const PiecedBytes& payload, std::span<float> out) const override {
     std::fill(out.begin(), out.end(), 0.0f);
-    Walk(payload, 0, out.size(),
-         [&](uint64_t i, double value) { out[i] = static_cast<float>(value); });
+    ForEachStretch(payload, 0, out.size(), [&](const Stretch& s, const uint8_t* values) {
+      for (size_t j = 0; j < s.within; ++j) {
+        out[s.at + s.places[j]] = Load(values + j * width()) * factor();
+      }
+    });
   }
 
  private:
@@ -139,37 +132,53 @@ class RandKCodec final : public Codec {
     return n / kTileElements * TileValues() + (n % kTileElements + stride_ - 1) / stride_;
   }
 
-  // visit(place, whether it is within) for each stratum of n elements that begin with tile `tile`.
+  // visit(stretch) of n elements that begin with tile `tile`.
   template <class Visit>
-  void ForEachPlace(uint64_t key, uint64_t tile, uint64_t n, Visit visit) const {
-    for (uint64_t done = 0; done < n; done += kTileElements, ++tile) {
-      const uint64_t length = std::min(kTileElements, n - done);
-      Strata strata(key, tile, stride_);
-      for (uint64_t j = 0; j * stride_ < length; ++j) {
-        const uint64_t place = strata.Place(j);
-        visit(done + place, place < length);
+  void ForEachStretch(uint64_t key, uint64_t tile, uint64_t n, Visit visit) const {
+    uint32_t places[kStrataAtOnce];
+    for (uint64_t at = 0; at < n; at += kTileElements, ++tile) {
+      const uint64_t length = std::min(kTileElements, n - at);
+      const size_t strata = (length + stride_ - 1) / stride_;
+      for (size_t from = 0; from < strata; from += kStrataAtOnce) {
+        const size_t count = std::min(kStrataAtOnce, strata - from);
+        StrataPlaces(key, static_cast<uint32_t>(tile), stride_, from, count, places);
+        visit(Stretch{at, places, count, count - (places[count - 1] < length ? 0 : 1)});
       }
     }
   }
 
-  // visit(place from `begin` on, value) of `count` elements.
+  // visit(stretch, its values' bytes) of `count` elements from `begin` on, whose places count from
+  // `begin`.
   template <class Visit>
-  void Walk(const PiecedBytes& payload, uint64_t begin, uint64_t count, Visit visit) const {
+  void ForEachStretch(const PiecedBytes& payload, uint64_t begin, uint64_t count,
+                      Visit visit) const {
     if (count == 0) return;
-    uint8_t bytes[kKeyBytes] = {};
+    uint8_t bytes[sizeof(float) * kStrataAtOnce] = {};
     ByteCursor(payload).Read(bytes, kKeyBytes);
     const auto key = LoadLe<uint64_t>(bytes);
     const uint64_t tile = begin / kTileElements;
     ByteCursor cursor(payload, kKeyBytes + tile * TileValues() * width());
-    ForEachPlace(key, tile, count, [&](uint64_t i, bool within) {
-      cursor.Read(bytes, width());
-      if (within) visit(i, static_cast<double>(Load(bytes)) * static_cast<double>(factor()));
+    ForEachStretch(key, tile, count, [&](const Stretch& s) {
+      cursor.Read(bytes, s.count * width());
+      visit(s, bytes);
     });
+  }
+
+  // acc[places[j]] += terms[j]; sums lie far apart and are fetched before their turn.
+  static void AddApart(const uint32_t* places, const int64_t* terms, size_t n, int64_t* acc) {
+    constexpr size_t kAhead = 64;
+    for (size_t j = 0; j < std::min(n, kAhead); ++j) __builtin_prefetch(acc + places[j], 1, 2);
+    for (size_t j = 0; j < n; ++j) {
+      if (j + kAhead < n) __builtin_prefetch(acc + places[j + kAhead], 1, 2);
+      int64_t& sum = acc[places[j]];
+      sum = static_cast<int64_t>(static_cast<uint64_t>(sum) + static_cast<uint64_t>(terms[j]));
+    }
   }
 
   const uint32_t stride_;
   const bool half_;
   const bool scaled_;
+  const std::shared_ptr<const Codec> values_;  // how they are written
   Capabilities capabilities_;
 };
 

@@ -10,6 +10,7 @@
 #include "base/status.h"
 #include "compression/internal/eden.h"
 #include "compression/internal/element_codec.h"
+#include "compression/internal/sketch_kernels.h"
 #include "compression/internal/sparse.h"
 
 namespace tributary::compression {
@@ -19,61 +20,12 @@ constexpr size_t kKeyBytes = 8;
 // Keeps the hashes apart from randk's masks under the same shared key.
 constexpr uint64_t kPurpose = 0x686374656B73;  // "sketch"
 
-// Where an element of a tile goes in each row: 25 bits of its Philox block a row, 24 for the place
-// and one for the sign.
-class Hash {
- public:
-  Hash(uint64_t tile_key, uint32_t columns) : key_(tile_key), columns_(columns) {}
-  void Element(uint64_t i) {
-    const PhiloxBlock words = Philox4x32(key_, {static_cast<uint32_t>(i), 0, 0, 0});
-    low_ = words[0] | uint64_t{words[1]} << 32;
-    high_ = words[2] | uint64_t{words[3]} << 32;
-  }
-  uint64_t Cell(uint32_t row) const {
-    return row * columns_ + ((Bits(row) & 0xFFFFFF) * columns_ >> 24);
-  }
-  bool Minus(uint32_t row) const { return (Bits(row) >> 24 & 1) != 0; }
-
- private:
-  uint64_t Bits(uint32_t row) const {
-    const uint32_t at = 25 * row;
-    if (at >= 64) return high_ >> (at - 64);
-    return at + 25 <= 64 ? low_ >> at : low_ >> at | high_ << (64 - at);
-  }
-  const uint64_t key_;
-  const uint64_t columns_;
-  uint64_t low_ = 0, high_ = 0;
-};
-
 uint32_t TileColumns(const SketchForm& form, uint64_t length) {
   return static_cast<uint32_t>(form.columns * length / kTileElements);
 }
 
-template <class Cell>
-void AddTile(const SketchForm& form, uint64_t tile_key, std::span<const float> x, Cell* cells) {
-  Hash hash(tile_key, TileColumns(form, x.size()));
-  for (size_t i = 0; i < x.size(); ++i) {
-    if (x[i] == 0) continue;
-    hash.Element(i);
-    const auto v = static_cast<double>(x[i]);
-    for (uint32_t r = 0; r < form.rows; ++r) cells[hash.Cell(r)] += hash.Minus(r) ? -v : v;
-  }
-}
-
-template <class T>
-T Median3(T a, T b, T c) {
-  return std::max(std::min(a, b), std::min(std::max(a, b), c));
-}
-
-// Of 1, 3 or 5.
-template <class T>
-T Median(const T* v, uint32_t rows) {
-  if (rows == 1) return v[0];
-  if (rows == 3) return Median3(v[0], v[1], v[2]);
-  // Of four, the least and the greatest are not it.
-  const T low = std::max(std::min(v[0], v[1]), std::min(v[2], v[3]));
-  const T high = std::min(std::max(v[0], v[1]), std::max(v[2], v[3]));
-  return Median3(low, high, v[4]);
+SketchTile TileOf(const SketchForm& form, uint64_t tile_key, uint64_t length) {
+  return {tile_key, form.rows, TileColumns(form, length)};
 }
 
 // cells[j], of one tile, as floats or doubles; out[i] the estimate rounded to float.
@@ -81,18 +33,10 @@ template <class Cell>
 void EstimateTile(const SketchForm& form, uint64_t tile_key, const Cell* cells,
                   std::span<float> out) {
   if (out.size() < kSketchShortest) {
-    for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<float>(cells[i]);
-    return;
-  }
-  Hash hash(tile_key, TileColumns(form, out.size()));
-  for (size_t i = 0; i < out.size(); ++i) {
-    hash.Element(i);
-    Cell v[5] = {};
-    for (uint32_t r = 0; r < form.rows; ++r) {
-      const Cell cell = cells[hash.Cell(r)];
-      v[r] = hash.Minus(r) ? -cell : cell;
-    }
-    out[i] = static_cast<float>(Median(v, form.rows));
+    std::transform(cells, cells + out.size(), out.begin(),
+                   [](Cell cell) { return static_cast<float>(cell); });
+  } else {
+    SketchEstimateTile(TileOf(form, tile_key, out.size()), cells, out.size(), out.data());
   }
 }
 
@@ -115,7 +59,7 @@ class SketchCodec final : public Codec {
   const SketchForm& form() const { return form_; }
 
   absl::Status Encode(std::span<const float> x, const EncodeContext& context,
-                      std::vector<uint8_t>* out, std::span<float> residual) const override {
+                      std::vector<uint8_t>* out) const override {
     if (MaxMagnitudeOf(x.data(), x.size()) >= kEdenFirstOverflow) {
       return RefuseElement(capabilities_.name, x, kEdenFirstOverflow);
     }
@@ -128,7 +72,6 @@ class SketchCodec final : public Codec {
     uint8_t* p = out->data() + start + kKeyBytes;
     std::vector<double> sums(form_.TileCells(kTileElements));
     std::vector<float> cells(std::max<size_t>(sums.size(), kSketchShortest));
-    std::vector<float> decoded(residual.empty() ? 0 : kTileElements);
     for (uint64_t at = 0, tile = 0; at < x.size(); at += kTileElements, ++tile) {
       const auto part = x.subspan(at, std::min<uint64_t>(kTileElements, x.size() - at));
       const uint64_t count = form_.TileCells(part.size());
@@ -136,14 +79,12 @@ class SketchCodec final : public Codec {
         std::ranges::copy(part, cells.begin());
       } else {
         std::fill_n(sums.begin(), count, 0.0);
-        AddTile(form_, key + tile, part, sums.data());
+        SketchAddTile(TileOf(form_, key + tile, part.size()), part.data(), part.size(),
+                      sums.data());
         for (uint64_t j = 0; j < count; ++j) cells[j] = static_cast<float>(sums[j]);
       }
       std::memcpy(p, cells.data(), count * sizeof(float));
       p += count * sizeof(float);
-      if (residual.empty()) continue;
-      EstimateTile(form_, key + tile, cells.data(), std::span(decoded).first(part.size()));
-      for (size_t i = 0; i < part.size(); ++i) residual[at + i] = part[i] - decoded[i];
     }
     return absl::OkStatus();
   }
@@ -239,8 +180,7 @@ void SketchAdd(const SketchForm& form, uint64_t key, uint64_t n, uint64_t i, dou
     first[place] += value;
     return;
   }
-  Hash hash(key + tile, TileColumns(form, length));
-  hash.Element(place);
+  const SketchHash hash(TileOf(form, key + tile, length), place);
   for (uint32_t r = 0; r < form.rows; ++r) {
     first[hash.Cell(r)] += hash.Minus(r) ? -value : value;
   }

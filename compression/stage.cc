@@ -65,18 +65,17 @@ class StageCodec final : public Codec {
   double SharedFraction(uint32_t round) const override { return inner_->SharedFraction(round); }
 
   absl::Status Encode(std::span<const float> x, const EncodeContext& context,
-                      std::vector<uint8_t>* out, std::span<float> residual) const override {
+                      std::vector<uint8_t>* out) const override {
     std::vector<uint8_t> plain;
-    RETURN_IF_ERROR(inner_->Encode(x, context, &plain, residual));
+    RETURN_IF_ERROR(inner_->Encode(x, context, &plain));
     Wrap({inner_->capabilities().id, inner_->parameter()}, plain, out);
     return absl::OkStatus();
   }
 
   absl::StatusOr<SegmentForm> EncodeSegment(std::span<const float> x, const EncodeContext& context,
-                                            std::vector<uint8_t>* out,
-                                            std::span<float> residual) const override {
+                                            std::vector<uint8_t>* out) const override {
     std::vector<uint8_t> plain;
-    ASSIGN_OR_RETURN(const SegmentForm form, inner_->EncodeSegment(x, context, &plain, residual));
+    ASSIGN_OR_RETURN(const SegmentForm form, inner_->EncodeSegment(x, context, &plain));
     const size_t at = out->size();
     Wrap(form, plain, out);
     const size_t wrapped = out->size() - at;

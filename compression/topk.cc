@@ -12,6 +12,7 @@
 #include "compression/internal/element_codec.h"
 #include "compression/internal/int8.h"
 #include "compression/internal/sparse.h"
+#include "compression/internal/sparse_kernels.h"
 
 namespace tributary::compression {
 namespace {
@@ -33,21 +34,6 @@ size_t ValueBytes(SparseValues kind, size_t count) {
   }
 }
 
-// The largest |bits|; short loops of constant length vectorise.
-uint32_t MostBits(const float* x, size_t n) {
-  int32_t most = 0;
-  if (n == 16) {
-    for (size_t i = 0; i < 16; ++i) {
-      most = std::max(most, std::bit_cast<int32_t>(x[i]) & 0x7FFFFFFF);
-    }
-  } else {
-    for (size_t i = 0; i < n; ++i) {
-      most = std::max(most, std::bit_cast<int32_t>(x[i]) & 0x7FFFFFFF);
-    }
-  }
-  return static_cast<uint32_t>(most);
-}
-
 // What a segment keeps: places within tiles, values, and where each tile's part of them ends.
 struct Kept {
   std::vector<uint16_t> places;
@@ -55,22 +41,29 @@ struct Kept {
   std::vector<size_t> ends;
 };
 
-// `first` is x[0]'s index as the plan counts.
+// Adds what is kept of x, a tile. `first` is x[0]'s index as the plan counts.
+void GatherTile(std::span<const float> x, const TensorPlan& plan, uint64_t first, Kept* kept) {
+  constexpr size_t kChunk = 2048;
+  uint16_t places[kChunk + kKeptRoom];
+  float values[kChunk + kKeptRoom];
+  for (size_t at = 0, length = 0; at < x.size(); at += length) {
+    length = std::min(kChunk, x.size() - at);
+    // Before `ties_end` the threshold itself is kept, from there on what is above it.
+    const bool ties = first + at < plan.ties_end;
+    if (ties) length = std::min<uint64_t>(length, plan.ties_end - first - at);
+    const uint32_t limit = ties && plan.threshold > 0 ? plan.threshold - 1 : plan.threshold;
+    const size_t count =
+        CollectAbove(x.data() + at, length, limit, static_cast<uint32_t>(at), places, values);
+    kept->places.insert(kept->places.end(), places, places + count);
+    kept->values.insert(kept->values.end(), values, values + count);
+  }
+}
+
 Kept Gather(std::span<const float> x, const TensorPlan& plan, uint64_t first) {
-  constexpr uint64_t kGroup = 16;  // most groups have nothing to keep
   Kept kept;
-  for (uint64_t from = 0; from < x.size(); from += kGroup) {
-    const uint64_t to = std::min<uint64_t>(from + kGroup, x.size());
-    if (MostBits(x.data() + from, to - from) >= plan.threshold) {
-      for (uint64_t i = from; i < to; ++i) {
-        const uint32_t bits = std::bit_cast<uint32_t>(x[i]) & 0x7FFFFFFF;
-        if (bits < plan.threshold) continue;
-        if (bits == plan.threshold && first + i >= plan.ties_end) continue;
-        kept.places.push_back(static_cast<uint16_t>(i % kTileElements));
-        kept.values.push_back(x[i]);
-      }
-    }
-    if (to % kTileElements == 0 || to == x.size()) kept.ends.push_back(kept.values.size());
+  for (uint64_t at = 0; at < x.size(); at += kTileElements) {
+    GatherTile(x.subspan(at, std::min(kTileElements, x.size() - at)), plan, first + at, &kept);
+    kept.ends.push_back(kept.values.size());
   }
   return kept;
 }
@@ -97,6 +90,16 @@ class Reader {
   ByteCursor cursor_;
   std::vector<uint8_t> copy_;
 };
+
+// The beginning of a payload, which is often all of it: too short for the CPU's own prefetcher.
+void Prefetch(const PiecedBytes& payload) {
+  constexpr size_t kMost = 2048;
+  if (payload.size() == 0) return;
+  const ByteSpan piece = payload.pieces()[0];
+  for (size_t at = 0; at < std::min(piece.size(), kMost); at += 64) {
+    __builtin_prefetch(piece.data() + at, 0, 2);
+  }
+}
 
 class TopKCodec final : public Codec {
  public:
@@ -131,20 +134,34 @@ class TopKCodec final : public Codec {
   }
 
   absl::Status Encode(std::span<const float> x, const EncodeContext& context,
-                      std::vector<uint8_t>* out, std::span<float> residual) const override;
+                      std::vector<uint8_t>* out) const override;
   // All go, as fp32, where nearly all would, as a warm-up may begin: else an update could be larger
   // than any may be.
   absl::StatusOr<SegmentForm> EncodeSegment(std::span<const float> x, const EncodeContext& context,
-                                            std::vector<uint8_t>* out,
-                                            std::span<float> residual) const override {
+                                            std::vector<uint8_t>* out) const override {
     if (values_ == SparseValues::kFloat32 && FractionAt(context.round) > kDense) {
-      return MakeFp32()->EncodeSegment(x, context, out, residual);
+      return MakeFp32()->EncodeSegment(x, context, out);
     }
-    return Codec::EncodeSegment(x, context, out, residual);
+    return Codec::EncodeSegment(x, context, out);
   }
   absl::Status Validate(const PiecedBytes& payload, uint64_t n, double bound) const override;
   void Fold(const PiecedBytes& payload, uint64_t begin, uint64_t count, const GridFold& grid,
-            int64_t* acc) const override;
+            int64_t* acc) const override {
+    SumQueue queue;
+    FoldInto(payload, begin, count, grid, acc, &queue);
+    queue.Drain();
+  }
+  // One update's sums are fetched while the one before is added.
+  void FoldMany(std::span<const FoldPart> parts, uint64_t count, int fraction_bits,
+                int64_t* acc) const override {
+    SumQueue queue;
+    for (size_t i = 0; i < parts.size(); ++i) {
+      if (i + 1 < parts.size()) Prefetch(*parts[i + 1].payload);
+      const FoldPart& part = parts[i];
+      FoldInto(*part.payload, part.begin, count, {fraction_bits, part.weight}, acc, &queue);
+    }
+    queue.Drain();
+  }
   void Decode(const PiecedBytes& payload, std::span<float> out) const override;
 
  private:
@@ -164,8 +181,10 @@ class TopKCodec final : public Codec {
     return RefuseElement(capabilities_.name, x, limit);
   }
   float Scale(const std::vector<float>& kept) const;
+  void FoldInto(const PiecedBytes& payload, uint64_t begin, uint64_t count, const GridFold& grid,
+                int64_t* acc, SumQueue* queue) const;
   void AppendTile(const Kept& kept, size_t tile, uint32_t length, float scale,
-                  std::vector<uint8_t>* out, std::span<float> residual) const;
+                  std::vector<uint8_t>* out) const;
   void AppendValues(std::span<const float> kept, float scale, std::vector<uint8_t>* out) const;
   absl::Status CheckValues(const uint8_t* p, size_t count, float scale, double bound) const;
   float Value(const uint8_t* p, size_t j, float scale) const;
@@ -191,7 +210,7 @@ float TopKCodec::Scale(const std::vector<float>& kept) const {
   return ScaleFor(std::bit_cast<float>(MaxMagnitudeOf(kept.data(), kept.size())), 127.0f);
 }
 
-// The j-th of a tile's values, rounded to binary32: what a residual is taken against.
+// The j-th of a tile's values, rounded to binary32.
 float TopKCodec::Value(const uint8_t* p, size_t j, float scale) const {
   switch (values_) {
     case SparseValues::kFloat32:
@@ -207,29 +226,25 @@ float TopKCodec::Value(const uint8_t* p, size_t j, float scale) const {
 
 void TopKCodec::AppendValues(std::span<const float> kept, float scale,
                              std::vector<uint8_t>* out) const {
-  const size_t at = out->size();
-  out->resize(at + ValueBytes(values_, kept.size()));
-  uint8_t* p = out->data() + at;
-  for (size_t j = 0; j < kept.size(); ++j) {
-    const float v = kept[j];
-    switch (values_) {
-      case SparseValues::kFloat32:
-        StoreLe(v, p + 4 * j);
-        break;
-      case SparseValues::kFloat16:
-        StoreLe(FloatToHalf(v), p + 2 * j);
-        break;
-      case SparseValues::kInt8:
-        p[j] = static_cast<uint8_t>(RoundNearestEven(static_cast<double>(v / scale)));
-        break;
-      case SparseValues::kTernary:
-        p[j / 8] |= static_cast<uint8_t>((v < 0 ? 1 : 0) << j % 8);
-    }
+  if (values_ == SparseValues::kFloat16) {
+    // Checked already: it refuses nothing.
+    MakeFp16()->Encode(kept, {}, out).IgnoreError();
+    return;
+  }
+  uint8_t* const p = Grow(out, ValueBytes(values_, kept.size()));
+  if (kept.empty()) return;
+  switch (values_) {
+    case SparseValues::kInt8:
+      return QuantizeKept(kept.data(), kept.size(), scale, p);
+    case SparseValues::kTernary:
+      return PackSigns(kept.data(), kept.size(), p);
+    default:
+      std::memcpy(p, kept.data(), sizeof(float) * kept.size());
   }
 }
 
 absl::Status TopKCodec::Encode(std::span<const float> x, const EncodeContext& context,
-                               std::vector<uint8_t>* out, std::span<float> residual) const {
+                               std::vector<uint8_t>* out) const {
   TensorPlan plan;
   uint64_t first = context.first;
   if (context.plan != nullptr) {
@@ -250,21 +265,17 @@ absl::Status TopKCodec::Encode(std::span<const float> x, const EncodeContext& co
     out->resize(out->size() + sizeof scale);
     StoreLe(scale, out->data() + out->size() - sizeof scale);
   }
-  if (!residual.empty() && residual.data() != x.data()) {
-    std::copy(x.begin(), x.end(), residual.begin());
-  }
   for (size_t tile = 0; tile < kept.ends.size(); ++tile) {
     const uint64_t at = tile * kTileElements;
     const uint64_t length = std::min<uint64_t>(kTileElements, x.size() - at);
-    AppendTile(kept, tile, static_cast<uint32_t>(length), scale, out,
-               residual.empty() ? residual : residual.subspan(at, length));
+    AppendTile(kept, tile, static_cast<uint32_t>(length), scale, out);
   }
   return absl::OkStatus();
 }
 
-// One tile's entry, places and values; what is left of the kept values goes to `residual`.
+// One tile's entry, places and values.
 void TopKCodec::AppendTile(const Kept& kept, size_t tile, uint32_t length, float scale,
-                           std::vector<uint8_t>* out, std::span<float> residual) const {
+                           std::vector<uint8_t>* out) const {
   const size_t from = tile == 0 ? 0 : kept.ends[tile - 1];
   const size_t count = kept.ends[tile] - from;
   const auto places = std::span(kept.places).subspan(from, count);
@@ -273,12 +284,7 @@ void TopKCodec::AppendTile(const Kept& kept, size_t tile, uint32_t length, float
   out->resize(entry_at + 4);
   const TileEntry entry = AppendIndices(places, length, out);
   StoreLe(entry.Word(), out->data() + entry_at);
-  const size_t values_at = out->size();
   AppendValues(values, scale, out);
-  if (residual.empty()) return;
-  for (size_t j = 0; j < count; ++j) {
-    residual[places[j]] = values[j] - Value(out->data() + values_at, j, scale);
-  }
 }
 
 absl::Status TopKCodec::CheckValues(const uint8_t* p, size_t count, float scale,
@@ -361,8 +367,8 @@ absl::Status TopKCodec::Validate(const PiecedBytes& payload, uint64_t n, double 
   return used == payload.size() ? absl::OkStatus() : wrong("bytes are left over");
 }
 
-void TopKCodec::Fold(const PiecedBytes& payload, uint64_t begin, uint64_t count,
-                     const GridFold& grid, int64_t* acc) const {
+void TopKCodec::FoldInto(const PiecedBytes& payload, uint64_t begin, uint64_t count,
+                         const GridFold& grid, int64_t* acc, SumQueue* queue) const {
   Reader reader(payload);
   const float scale = ScaleBytes() > 0 && count > 0 ? LoadLe<float>(reader.Take(4)) : 0;
   FoldArgs args;
@@ -378,7 +384,7 @@ void TopKCodec::Fold(const PiecedBytes& payload, uint64_t begin, uint64_t count,
     const uint8_t* p = reader.Take(DataBytes(entry));
     const uint64_t done = (tile - first) * kTileElements;
     FoldSparseTile(values_, entry, p, std::min(kTileElements, count - done), scale, args,
-                   acc + done);
+                   acc + done, queue);
   }
 }
 

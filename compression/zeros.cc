@@ -1,12 +1,12 @@
 // Codec zeros: another codec's payload of those blocks of a segment that are not zero throughout,
 // and a bitmap that says which; for layers that are frozen and rows that nobody touched.
 #include <algorithm>
-#include <bit>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "compression/internal/scalar.h"
+#include "compression/internal/sparse_kernels.h"
 #include "compression/internal/stage.h"
 #include "compression/segment.h"
 
@@ -49,11 +49,9 @@ struct Present {
 Present Look(std::span<const float> x) {
   Present present{x.size(), std::vector<uint8_t>(BitmapBytes(x.size()))};
   for (uint64_t b = 0; b < BlocksOf(x.size()); ++b) {
-    uint32_t any = 0;
-    for (const float v : x.subspan(b * kZeroBlock, present.Length(b))) {
-      any |= std::bit_cast<uint32_t>(v) & 0x7FFFFFFF;
+    if (AnyNonzero(x.data() + b * kZeroBlock, present.Length(b))) {
+      present.bitmap[b / 8] |= static_cast<uint8_t>(1 << b % 8);
     }
-    if (any != 0) present.bitmap[b / 8] |= static_cast<uint8_t>(1 << b % 8);
   }
   return present;
 }
@@ -111,20 +109,19 @@ class ZerosCodec final : public Codec {
   }
 
   absl::Status Encode(std::span<const float> x, const EncodeContext& context,
-                      std::vector<uint8_t>* out, std::span<float> residual) const override {
-    return EncodePresent(Look(x), x, context, out, residual);
+                      std::vector<uint8_t>* out) const override {
+    return EncodePresent(Look(x), x, context, out);
   }
 
   absl::StatusOr<SegmentForm> EncodeSegment(std::span<const float> x, const EncodeContext& context,
-                                            std::vector<uint8_t>* out,
-                                            std::span<float> residual) const override {
+                                            std::vector<uint8_t>* out) const override {
     const Present present = Look(x);
     const uint64_t within = present.Before(x.size());
     if (kHeadBytes + present.bitmap.size() + inner_->EncodedBytes(within) >=
         inner_->EncodedBytes(x.size())) {
-      return inner_->EncodeSegment(x, context, out, residual);  // it does not win
+      return inner_->EncodeSegment(x, context, out);  // it does not win
     }
-    RETURN_IF_ERROR(EncodePresent(present, x, context, out, residual));
+    RETURN_IF_ERROR(EncodePresent(present, x, context, out));
     return SegmentForm{CodecId::kZeros, 0};
   }
 
@@ -152,15 +149,11 @@ class ZerosCodec final : public Codec {
     sums.assign(most - std::min(from, most), 0);
     if (sums.empty()) return;
     inner->codec->Fold(inner->payload, from, sums.size(), grid, sums.data());
-    inner->present.ForEach(
-        begin, begin + count, [&](uint64_t at, uint64_t length, uint64_t before) {
-          const uint64_t here = std::min(length, begin + count - at);
-          for (uint64_t i = 0; i < here; ++i) {
-            auto& sum = acc[at - begin + i];
-            sum = static_cast<int64_t>(static_cast<uint64_t>(sum) +
-                                       static_cast<uint64_t>(sums[before - from + i]));
-          }
-        });
+    inner->present.ForEach(begin, begin + count,
+                           [&](uint64_t at, uint64_t length, uint64_t before) {
+                             AddSums(sums.data() + (before - from),
+                                     std::min(length, begin + count - at), acc + (at - begin));
+                           });
   }
 
   void Decode(const PiecedBytes& payload, std::span<float> out) const override {
@@ -180,16 +173,15 @@ class ZerosCodec final : public Codec {
 
  private:
   absl::Status EncodePresent(const Present& present, std::span<const float> x,
-                             const EncodeContext& context, std::vector<uint8_t>* out,
-                             std::span<float> residual) const;
+                             const EncodeContext& context, std::vector<uint8_t>* out) const;
 
   const std::shared_ptr<const Codec> inner_;
   Capabilities capabilities_;
 };
 
 absl::Status ZerosCodec::EncodePresent(const Present& present, std::span<const float> x,
-                                       const EncodeContext& context, std::vector<uint8_t>* out,
-                                       std::span<float> residual) const {
+                                       const EncodeContext& context,
+                                       std::vector<uint8_t>* out) const {
   if (x.empty()) return absl::OkStatus();
   std::vector<float> within(present.Before(x.size()));
   present.ForEach(0, x.size(), [&](uint64_t at, uint64_t length, uint64_t before) {
@@ -197,12 +189,11 @@ absl::Status ZerosCodec::EncodePresent(const Present& present, std::span<const f
                 within.begin() + static_cast<ptrdiff_t>(before));
   });
   std::vector<uint8_t> head(kHeadBytes);
-  std::vector<float> left(residual.empty() ? 0 : within.size());
   std::vector<uint8_t> payload;
-  const absl::StatusOr<SegmentForm> form = inner_->EncodeSegment(within, context, &payload, left);
+  const absl::StatusOr<SegmentForm> form = inner_->EncodeSegment(within, context, &payload);
   // Refused: once more as a whole, whose message counts elements as the caller does.
   if (!form.ok()) {
-    const absl::Status whole = inner_->Encode(x, context, &payload, {});
+    const absl::Status whole = inner_->Encode(x, context, &payload);
     return whole.ok() ? form.status() : whole;
   }
   StoreLe(static_cast<uint16_t>(form->id), head.data());
@@ -211,12 +202,6 @@ absl::Status ZerosCodec::EncodePresent(const Present& present, std::span<const f
   out->insert(out->end(), head.begin(), head.end());
   out->insert(out->end(), present.bitmap.begin(), present.bitmap.end());
   out->insert(out->end(), payload.begin(), payload.end());
-  if (residual.empty()) return absl::OkStatus();
-  if (residual.data() != x.data()) std::ranges::copy(x, residual.begin());
-  present.ForEach(0, x.size(), [&](uint64_t at, uint64_t length, uint64_t before) {
-    std::copy_n(left.begin() + static_cast<ptrdiff_t>(before), length,
-                residual.begin() + static_cast<ptrdiff_t>(at));
-  });
   return absl::OkStatus();
 }
 

@@ -15,9 +15,9 @@ namespace tributary::aggregation::internal {
 using EmitSegment = std::function<absl::Status(std::vector<uint8_t> segment)>;
 
 // Cuts x, all of a tensor, into segments as large as they may be, and emits each with its header.
-// `context` names tensor and keys. `residual` is empty or as long as x. Errors name the tensor.
+// `context` names tensor and keys. Errors name the tensor.
 absl::Status EncodeFloats(const TensorSpec& tensor, const compression::Codec& codec,
                           compression::EncodeContext context, std::span<const float> x,
-                          std::span<float> residual, const EmitSegment& emit);
+                          const EmitSegment& emit);
 
 }  // namespace tributary::aggregation::internal

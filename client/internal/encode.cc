@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "aggregation/grid.h"
 #include "aggregation/update.h"
 #include "base/philox.h"
 #include "base/status.h"
@@ -20,9 +21,15 @@ namespace {
 
 class ResultSource final : public aggregation::DeltaSource {
  public:
+  // `grid` is what aggregators fold onto; it matters where the policy has error feedback.
   ResultSource(const aggregation::ModelLayout& layout, const compression::CodecPolicy& policy,
-               TrainResult* result, ResidualStore* residuals)
-      : layout_(layout), policy_(policy), result_(result), residuals_(residuals) {}
+               const aggregation::Grid& grid, TrainResult* result, ResidualStore* residuals)
+      : layout_(layout),
+        policy_(policy),
+        grid_(grid),
+        units_(std::ldexp(1.0, grid.fraction_bits)),
+        result_(result),
+        residuals_(residuals) {}
 
   absl::StatusOr<std::span<const float>> Floats(uint32_t tensor) override {
     if (tensor >= result_->floats.size()) return Missing(tensor, "float");
@@ -31,9 +38,9 @@ class ResultSource final : public aggregation::DeltaSource {
     const compression::TensorCodec& how = CodecOf(tensor);
     const std::vector<float> basis = BasisOf(tensor);
     if (!basis.empty()) compression::PlaneTransform(how.planes).Forward(delta);
-    if (how.estimate) AddKept(tensor, delta, -1, Kept::kEstimate);
+    if (how.estimate) TakeEstimate(tensor, delta);
     if (how.momentum > 0) AddMomentum(tensor, how.momentum, delta);
-    if (how.error_feedback) AddKept(tensor, delta, how.decay, Kept::kResidual);
+    if (how.error_feedback) AddResidual(tensor, how.decay, delta);
     if (compression::IsHq(*how.codec)) {
       for (const float v : delta) largest_ = std::max(largest_.value_or(0), std::abs(v));
     }
@@ -44,9 +51,6 @@ class ResultSource final : public aggregation::DeltaSource {
     RETURN_IF_ERROR(CheckSize(tensor, result_->ints[tensor].size()));
     return result_->ints[tensor];
   }
-  std::span<float> Residual(uint32_t tensor) override {
-    return residuals_->Pending(tensor, layout_.TensorElements(tensor));
-  }
   std::span<const float> Warm(uint32_t tensor) override {
     return residuals_->Committed(tensor, Kept::kWarm);
   }
@@ -56,38 +60,26 @@ class ResultSource final : public aggregation::DeltaSource {
   // The largest |element| of what hq encodes; nothing where it encodes nothing.
   std::optional<float> largest() const { return largest_; }
 
-  // What else the kept state and memories make of an encoded segment: they go by what the server
-  // decodes.
+  // What kept state and memories become by an encoded segment.
   absl::Status Learn(const std::vector<uint8_t>& segment) {
     const PiecedBytes bytes{ByteSpan(segment)};
     ByteCursor cursor(bytes);
     ASSIGN_OR_RETURN(const compression::SegmentHeader header,
                      compression::ReadSegmentHeader(&cursor));
     if (!aggregation::IsFloat(layout_.tensors()[header.tensor].dtype)) return absl::OkStatus();
-    const compression::TensorCodec& how = CodecOf(header.tensor);
     const float step = MemoryStep(header.tensor);
-    if (!how.estimate && how.momentum == 0 && step == 0) return absl::OkStatus();
+    const bool keeps = CodecOf(header.tensor).keeps_state();
+    if (!keeps && step == 0) return absl::OkStatus();
     ASSIGN_OR_RETURN(const auto codec,
                      compression::CodecFromHeader(header.codec, header.parameter));
-    decoded_.resize(header.count);
-    codec->Decode(PiecedBytes(ByteSpan(segment).subspan(compression::SegmentHeader::kBytes)),
-                  decoded_);
-    if (step != 0) {
-      const std::span<float> kept = memories_[header.tensor].subspan(header.first, header.count);
-      for (size_t i = 0; i < kept.size(); ++i) kept[i] += step * decoded_[i];
-    }
-    if (how.estimate) {
-      const std::span<float> g = estimates_[header.tensor].subspan(header.first, header.count);
-      for (size_t i = 0; i < g.size(); ++i) g[i] += decoded_[i];
-    } else if (how.momentum > 0) {
-      const std::span<float> u = momenta_[header.tensor].subspan(header.first, header.count);
-      for (size_t i = 0; i < u.size(); ++i) u[i] = decoded_[i] != 0 ? 0 : u[i];
-    }
+    const PiecedBytes payload(ByteSpan(segment).subspan(compression::SegmentHeader::kBytes));
+    if (step != 0) MoveMemory(header, *codec, payload, step);
+    if (keeps) LearnFolded(header, *codec, payload);
     return absl::OkStatus();
   }
   // Room for what Learn keeps, before anything is encoded.
   void Begin() {
-    estimates_.resize(layout_.tensors().size());
+    wide_.resize(layout_.tensors().size());
     momenta_.resize(layout_.tensors().size());
     memories_.resize(layout_.tensors().size());
     for (uint32_t t = 0; t < layout_.tensors().size(); ++t) {
@@ -102,10 +94,14 @@ class ResultSource final : public aggregation::DeltaSource {
       }
       if (CodecOf(t).keeps_state()) *residuals_->PendingState(t, Kept::kBasis) = BasisOf(t);
       if (CodecOf(t).estimate) {
-        estimates_[t] = residuals_->Pending(t, elements, Kept::kEstimate);
-        AddKept(t, estimates_[t], 1, Kept::kEstimate);
+        wide_[t] = residuals_->PendingWide(t, elements, Kept::kEstimate);
+        const Wide<const float> g = KeptWide(t, elements, Kept::kEstimate);
+        for (size_t i = 0; i < g.size(); ++i) wide_[t].Set(i, g[i]);
       } else if (CodecOf(t).momentum > 0) {
         momenta_[t] = residuals_->Pending(t, elements, Kept::kMomentum);
+      }
+      if (CodecOf(t).error_feedback) {
+        wide_[t] = residuals_->PendingWide(t, elements, Kept::kResidual);
       }
     }
   }
@@ -125,14 +121,65 @@ class ResultSource final : public aggregation::DeltaSource {
     return {static_cast<float>(planes.rows), static_cast<float>(planes.columns)};
   }
   // Of another basis (the run was started again with another codec) it is as if nothing were kept.
-  void AddKept(uint32_t tensor, std::span<float> to, float factor, Kept kind) const {
-    if (!std::ranges::equal(residuals_->Committed(tensor, Kept::kBasis), BasisOf(tensor))) return;
-    residuals_->AddTo(tensor, to, factor, kind);
+  bool SameBasis(uint32_t tensor) const {
+    return std::ranges::equal(residuals_->Committed(tensor, Kept::kBasis), BasisOf(tensor));
+  }
+  Wide<const float> KeptWide(uint32_t tensor, uint64_t elements, Kept kind) const {
+    return SameBasis(tensor) ? residuals_->CommittedWide(tensor, elements, kind)
+                             : Wide<const float>{};
   }
   // delta = momentum u + delta, which is the new u.
   void AddMomentum(uint32_t tensor, float momentum, std::vector<float>& delta) {
-    AddKept(tensor, delta, momentum, Kept::kMomentum);
+    if (SameBasis(tensor)) residuals_->AddTo(tensor, delta, momentum, Kept::kMomentum);
     std::copy(delta.begin(), delta.end(), momenta_[tensor].begin());
+  }
+  // delta += decay e. What is left pending is for now all that has to be sent, in whole units, as
+  // an aggregator would have them of fp32: LearnFolded takes from it what is sent.
+  void AddResidual(uint32_t tensor, float decay, std::vector<float>& delta) {
+    const Wide<const float> e = KeptWide(tensor, delta.size(), Kept::kResidual);
+    for (size_t i = 0; i < delta.size(); ++i) {
+      const auto d = static_cast<double>(delta[i]);
+      const double carried = e.size() > 0 ? static_cast<double>(decay) * e[i] : 0;
+      wide_[tensor].Set(i, OnGrid(d) + OnGrid(carried));
+      delta[i] = static_cast<float>(d + carried);
+    }
+  }
+  // delta -= g.
+  void TakeEstimate(uint32_t tensor, std::vector<float>& delta) {
+    const Wide<const float> g = KeptWide(tensor, delta.size(), Kept::kEstimate);
+    for (size_t i = 0; i < g.size(); ++i) {
+      delta[i] = static_cast<float>(static_cast<double>(delta[i]) - g[i]);
+    }
+  }
+  double OnGrid(double value) const { return std::nearbyint(value * units_) / units_; }
+
+  void MoveMemory(const compression::SegmentHeader& header, const compression::Codec& codec,
+                  const PiecedBytes& payload, float step) {
+    decoded_.resize(header.count);
+    codec.Decode(payload, decoded_);
+    const std::span<float> kept = memories_[header.tensor].subspan(header.first, header.count);
+    for (size_t i = 0; i < kept.size(); ++i) kept[i] += step * decoded_[i];
+  }
+  // What aggregators fold of the segment, in their own integers, leaves the residual or enters the
+  // estimate: so that not a unit is lost between here and there, whatever the codec's numbers are.
+  void LearnFolded(const compression::SegmentHeader& header, const compression::Codec& codec,
+                   const PiecedBytes& payload) {
+    // Aggregators refuse it, too; the round's outcome then drops what is pending.
+    if (!codec.Validate(payload, header.count, grid_.bound).ok()) return;
+    const bool estimate = CodecOf(header.tensor).estimate;
+    const Wide<float>& wide = wide_[header.tensor];
+    const std::span<float> momenta = momenta_[header.tensor];
+    const double unit = (estimate ? 1 : -1) / units_;
+    for (uint64_t at = 0; at < header.count; at += compression::kTileElements) {
+      const uint64_t count = std::min(compression::kTileElements, header.count - at);
+      folded_.assign(count, 0);
+      codec.Fold(payload, at, count, {.fraction_bits = grid_.fraction_bits}, folded_.data());
+      for (size_t i = 0, to = header.first + at; i < count; ++i, ++to) {
+        if (folded_[i] == 0) continue;
+        wide.Set(to, wide[to] + static_cast<double>(folded_[i]) * unit);
+        if (!momenta.empty()) momenta[to] = 0;
+      }
+    }
   }
   absl::Status Missing(uint32_t tensor, const char* kind) const {
     return absl::InvalidArgumentError(
@@ -149,12 +196,16 @@ class ResultSource final : public aggregation::DeltaSource {
 
   const aggregation::ModelLayout& layout_;
   const compression::CodecPolicy& policy_;
+  const aggregation::Grid grid_;
+  const double units_;  // in one
   TrainResult* const result_;
   ResidualStore* const residuals_;
   std::optional<float> largest_;
   // By tensor; empty where it has none. Pending memory of residuals_.
-  std::vector<std::span<float>> estimates_, momenta_, memories_;
+  std::vector<std::span<float>> momenta_, memories_;
+  std::vector<Wide<float>> wide_;  // residuals or estimates
   std::vector<float> decoded_;
+  std::vector<int64_t> folded_;
 };
 
 absl::Status CheckSegments(const Segments& segments) {
@@ -188,8 +239,18 @@ absl::StatusOr<EncodedDelta> Encode(const aggregation::ModelLayout& layout,
     return absl::InvalidArgumentError(absl::StrCat("round ", spec.round(), " is beyond 2^32"));
   }
   const bool feedback = KeepsState(policy, result);
+  aggregation::Grid grid;
+  if (policy.error_feedback()) {
+    const absl::StatusOr<aggregation::Grid> given = aggregation::Grid::FromProto(spec.grid());
+    if (!given.ok()) {
+      return Annotate(given.status(),
+                      absl::StrCat("the task of round ", spec.round(),
+                                   ", which error feedback needs the grid of"));
+    }
+    grid = *given;
+  }
   if (feedback) residuals->Begin(spec.round(), layout.tensors().size());
-  ResultSource source(layout, policy, &result, residuals);
+  ResultSource source(layout, policy, grid, &result, residuals);
   if (feedback) source.Begin();
   const aggregation::EncodeKeys keys{SeededHash(spec.seed(), "codec", client_id),
                                      SeededHash(spec.seed(), "mask", "")};

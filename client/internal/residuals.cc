@@ -21,14 +21,16 @@ namespace {
 // round and whether there is one; the committed and the pending vectors (one of each of Kept's
 // kinds a tensor, all of a kind together): their number, and for each its length and floats.
 // Integers are u64, little-endian.
-constexpr std::string_view kMagic = "tributary residuals 4\n";
+constexpr std::string_view kMagic = "tributary residuals 5\n";
 // Of earlier releases, with fewer kinds: they are read as if the others were empty.
 struct Format {
   std::string_view magic;
   size_t kinds;
 };
-constexpr Format kFormats[] = {
-    {kMagic, kKeptKinds}, {"tributary residuals 3\n", 5}, {"tributary residuals 2\n", 4}};
+constexpr Format kFormats[] = {{kMagic, kKeptKinds},
+                               {"tributary residuals 4\n", 6},
+                               {"tributary residuals 3\n", 5},
+                               {"tributary residuals 2\n", 4}};
 
 template <class T>
 void Append(T value, std::string* out) {
@@ -58,6 +60,8 @@ struct Reader {
     return true;
   }
 };
+
+Kept LowOf(Kept kind) { return kind == Kept::kEstimate ? Kept::kEstimateLow : Kept::kResidualLow; }
 
 uint32_t ChecksumOf(std::string_view bytes) {
   return Crc32c({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()});
@@ -129,6 +133,13 @@ bool ResidualStore::Parse(const std::string& bytes) {
   }
   for (Tensors* tensors : {&committed, &pending}) {
     tensors->resize(tensors->size() / kinds * kKeptKinds);  // new kinds are the last
+    // Earlier releases wrote no low parts.
+    for (uint32_t t = 0; t < tensors->size() / kKeptKinds; ++t) {
+      for (const Kept kind : {Kept::kResidual, Kept::kEstimate}) {
+        const size_t elements = (*tensors)[Slot(t, kind, tensors->size())].size();
+        (*tensors)[Slot(t, LowOf(kind), tensors->size())].resize(elements);
+      }
+    }
   }
   identity_ = identity;
   round_ = round;
@@ -159,9 +170,9 @@ absl::Status ResidualStore::Save() const {
 }
 
 void ResidualStore::AddTo(uint32_t tensor, std::span<float> delta, float factor, Kept kind) const {
-  const size_t slot = Slot(tensor, kind, committed_.size());
-  if (slot >= committed_.size() || committed_[slot].size() != delta.size()) return;
-  for (size_t i = 0; i < delta.size(); ++i) delta[i] += factor * committed_[slot][i];
+  const std::span<const float> kept = Committed(tensor, kind);
+  if (kept.size() != delta.size()) return;
+  for (size_t i = 0; i < delta.size(); ++i) delta[i] += factor * kept[i];
 }
 
 void ResidualStore::Begin(uint64_t round, size_t tensors) {
@@ -173,6 +184,16 @@ void ResidualStore::Begin(uint64_t round, size_t tensors) {
 std::span<float> ResidualStore::Pending(uint32_t tensor, size_t elements, Kept kind) {
   std::vector<float>& kept = pending_[Slot(tensor, kind, pending_.size())];
   kept.assign(elements, 0.0f);
+  return kept;
+}
+
+Wide<float> ResidualStore::PendingWide(uint32_t tensor, size_t elements, Kept kind) {
+  return {Pending(tensor, elements, kind), Pending(tensor, elements, LowOf(kind))};
+}
+
+Wide<const float> ResidualStore::CommittedWide(uint32_t tensor, size_t elements, Kept kind) const {
+  const Wide<const float> kept{Committed(tensor, kind), Committed(tensor, LowOf(kind))};
+  if (kept.high.size() != elements || kept.low.size() != elements) return {};
   return kept;
 }
 

@@ -15,16 +15,34 @@ namespace tributary::client::internal {
 // What is kept of a tensor (compression/policy.h): each kind is apart, so that a run that changes
 // its codec never takes one for another.
 // kMemory is the trainer's (client.h); kBasis says what residual, momentum and estimate are of:
-// the rows and columns of dct's planes, or nothing, of the elements themselves.
+// the rows and columns of dct's planes, or nothing, of the elements themselves. Residual and
+// estimate are Wide numbers: their low parts are kinds of their own.
 enum class Kept : uint32_t {
   kResidual = 0,
   kMomentum = 1,
   kEstimate = 2,
   kWarm = 3,
   kMemory = 4,
-  kBasis = 5
+  kBasis = 5,
+  kResidualLow = 6,
+  kEstimateLow = 7
 };
-inline constexpr size_t kKeptKinds = 6;
+inline constexpr size_t kKeptKinds = 8;
+
+// Numbers as two floats each, the nearest one and what is left over: 48 bits, so that what is up to
+// 2^48 whole units of a grid stays whole. `Float`: float or const float.
+template <class Float>
+struct Wide {
+  std::span<Float> high = {}, low = {};
+  size_t size() const { return high.size(); }
+  double operator[](size_t i) const {
+    return static_cast<double>(high[i]) + static_cast<double>(low[i]);
+  }
+  void Set(size_t i, double value) const {
+    high[i] = static_cast<float>(value);
+    low[i] = static_cast<float>(value - static_cast<double>(high[i]));
+  }
+};
 
 // What one client keeps of its tensors, a vector each (empty: none). Run's thread only.
 class ResidualStore {
@@ -39,13 +57,16 @@ class ResidualStore {
   // Writes the file, whole or not at all; OK without a path.
   absl::Status Save() const;
   // delta += factor times what is committed, where there is something of this length.
-  void AddTo(uint32_t tensor, std::span<float> delta, float factor = 1,
-             Kept kind = Kept::kResidual) const;
+  void AddTo(uint32_t tensor, std::span<float> delta, float factor, Kept kind) const;
   // Begins the encoding of `round`; what was pending is rolled back.
   void Begin(uint64_t round, size_t tensors);
   // Where the encoding of `tensor` in the begun round leaves what is to be kept; `elements` floats,
   // zeroed.
-  std::span<float> Pending(uint32_t tensor, size_t elements, Kept kind = Kept::kResidual);
+  std::span<float> Pending(uint32_t tensor, size_t elements, Kept kind);
+  // The same of kinds that are Wide: kResidual, kEstimate. What is committed is empty where it has
+  // another length than `elements`.
+  Wide<float> PendingWide(uint32_t tensor, size_t elements, Kept kind);
+  Wide<const float> CommittedWide(uint32_t tensor, size_t elements, Kept kind) const;
   // Other state that a codec carries from encoding to encoding, committed and rolled back with the
   // residuals.
   std::span<const float> Committed(uint32_t tensor, Kept kind) const {

@@ -67,9 +67,9 @@ inline constexpr uint32_t kVoteFlag = 0x80000000;  // sign's parameter: votes, w
 inline constexpr int kMaxStepExponent = 60;        // steps are 2^-60 to 1
 
 // --- Kernels (block_kernels.cc). Blocks lie contiguous.
-// Encodes x, whose elements are all at most 2^127; `residual` may be null, or x's own memory.
+// Encodes x, whose elements are all at most 2^127.
 void EncodeBlocks(const BlockFormat& format, const float* x, size_t n, const EncodeContext& context,
-                  uint8_t* out, float* residual);
+                  uint8_t* out);
 // Of `blocks` blocks of `length` elements. args.narrow_limit says whether the weight is narrow.
 void FoldBlocks(const BlockFormat& format, const uint8_t* p, size_t blocks, size_t length,
                 const FoldArgs& args, int64_t* acc);

@@ -34,6 +34,10 @@ inline size_t EdenBytes(int bits, size_t size) { return 4 + size * static_cast<s
 void EdenEncode(const EdenBlock& block, const float* x, size_t n, uint8_t* out);
 // The integers whose product with the block's float32 are the elements: size of them.
 void EdenIntegers(const EdenBlock& block, const uint8_t* p, int32_t* out);
+// The largest magnitude of n integers.
+int32_t EdenLargest(const int32_t* integers, size_t n);
+// out[i] = integers[i] * scale.
+void EdenDecode(const int32_t* integers, size_t n, float scale, float* out);
 // acc[i] += weight * rne(integers[i] * args.scale), |integers[i]| * args.scale <= 2^50.
 void EdenFold(const int32_t* integers, size_t n, const FoldArgs& args, int64_t* acc);
 

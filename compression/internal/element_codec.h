@@ -30,9 +30,8 @@ struct ElementFormat {
   void (*fold_many)(const ManyRun* runs, size_t count, size_t n, const FoldArgs& args,
                     int64_t* acc);
   void (*decode)(const uint8_t* p, size_t n, float* out);
-  // Appends the encoding of x, all of whose elements fit; `residual` (x.size() floats, may be x's
-  // own memory) is null or receives x - decode.
-  void (*append)(std::span<const float> x, std::vector<uint8_t>* out, float* residual);
+  // Appends the encoding of x, all of whose elements fit.
+  void (*append)(std::span<const float> x, std::vector<uint8_t>* out);
 };
 
 class ElementCodec final : public Codec {
@@ -42,7 +41,7 @@ class ElementCodec final : public Codec {
   uint32_t parameter() const override { return 0; }
   uint64_t EncodedBytes(uint64_t n) const override { return n * format_.width; }
   absl::Status Encode(std::span<const float> x, const EncodeContext& context,
-                      std::vector<uint8_t>* out, std::span<float> residual) const override;
+                      std::vector<uint8_t>* out) const override;
   absl::Status Validate(const PiecedBytes& payload, uint64_t n, double bound) const override;
   void Fold(const PiecedBytes& payload, uint64_t begin, uint64_t count, const GridFold& grid,
             int64_t* acc) const override;

@@ -94,25 +94,16 @@ HWY_INLINE void DecodeHalves(const uint8_t* p, size_t n, float* out) {
   for (; i < n; ++i) out[i] = Format::ToFloatOne(LoadLe<uint16_t>(p + 2 * i));
 }
 
-// `residual` may be null, or x's own memory.
 template <class Format>
-HWY_INLINE void EncodeHalves(const float* x, size_t n, uint8_t* out, float* residual) {
+HWY_INLINE void EncodeHalves(const float* x, size_t n, uint8_t* out) {
   size_t i = 0;
 #if HWY_TARGET != HWY_SCALAR
   const Floats df;
   for (const size_t lanes = hn::Lanes(df); i + lanes <= n; i += lanes) {
-    const auto v = hn::LoadU(df, x + i);
-    const auto encoded = Format::Encode(v);
-    StoreBytes(HalfShorts(), encoded, out + 2 * i);
-    if (residual != nullptr) hn::StoreU(hn::Sub(v, Format::ToFloat(encoded)), df, residual + i);
+    StoreBytes(HalfShorts(), Format::Encode(hn::LoadU(df, x + i)), out + 2 * i);
   }
 #endif
-  for (; i < n; ++i) {
-    const float v = x[i];
-    const uint16_t encoded = Format::EncodeOne(v);
-    StoreLe(encoded, out + 2 * i);
-    if (residual != nullptr) residual[i] = v - Format::ToFloatOne(encoded);
-  }
+  for (; i < n; ++i) StoreLe(Format::EncodeOne(x[i]), out + 2 * i);
 }
 
 }  // namespace tributary::compression::HWY_NAMESPACE

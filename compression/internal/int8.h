@@ -25,9 +25,9 @@ std::shared_ptr<const Codec> MakeInt8(uint32_t block, Int8Rounding rounding);
 // which the caller sees what cannot be encoded (the scales are then worthless).
 uint32_t Int8Scales(const float* x, size_t n, size_t block, uint8_t* out);
 // Writes the int8s, by the scales already in `out`. Stochastic where `context` is not null, else
-// nearest. `residual` may be null, or x's own memory.
+// nearest.
 void Int8Quantize(const float* x, size_t n, size_t block, const EncodeContext* context,
-                  uint8_t* out, float* residual);
+                  uint8_t* out);
 // Folds `blocks` blocks of `length` elements. args.narrow_limit only says whether the weight is
 // narrow.
 void Int8Fold(const uint8_t* p, size_t blocks, size_t length, const FoldArgs& args, int64_t* acc);

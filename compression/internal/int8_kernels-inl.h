@@ -38,7 +38,7 @@ HWY_INLINE uint32_t MaxBits(const float* x, size_t n) {
 // q = floor(x / scale + r / 65536), x / scale having 16 fractional bits, or rne(x / scale).
 template <bool kStochastic>
 HWY_INLINE void QuantizeBlock(const float* x, size_t n, float scale, const uint16_t* random,
-                              int8_t* q, float* residual) {
+                              int8_t* q) {
   size_t i = 0;
 #if HWY_TARGET != HWY_SCALAR
   const Floats df;
@@ -46,8 +46,7 @@ HWY_INLINE void QuantizeBlock(const float* x, size_t n, float scale, const uint1
   const hn::Rebind<int8_t, Floats> d8;
   const auto scales = hn::Set(df, scale);
   for (const size_t lanes = hn::Lanes(df); i + lanes <= n; i += lanes) {
-    const auto v = hn::LoadU(df, x + i);
-    auto y = hn::Div(v, scales);
+    const auto y = hn::Div(hn::LoadU(df, x + i), scales);
     hn::Vec<decltype(di)> rounded;
     if constexpr (kStochastic) {
       const auto fixed = hn::NearestInt(hn::Mul(y, hn::Set(df, 65536.0f)));
@@ -57,30 +56,15 @@ HWY_INLINE void QuantizeBlock(const float* x, size_t n, float scale, const uint1
       rounded = hn::NearestInt(y);
     }
     hn::StoreU(hn::DemoteTo(d8, rounded), d8, q + i);
-    if (residual != nullptr) {
-      const auto decoded = hn::Mul(hn::ConvertTo(df, rounded), scales);
-      hn::StoreU(hn::Sub(v, decoded), df, residual + i);
-    }
   }
 #endif
   for (; i < n; ++i) {
-    const float v = x[i];
-    int32_t rounded;
     if constexpr (kStochastic) {
-      rounded = (Int8Fixed(v, scale) + random[i]) >> 16;
+      q[i] = static_cast<int8_t>((Int8Fixed(x[i], scale) + random[i]) >> 16);
     } else {
-      rounded = static_cast<int32_t>(RoundNearestEven(static_cast<double>(v / scale)));
+      q[i] = static_cast<int8_t>(RoundNearestEven(static_cast<double>(x[i] / scale)));
     }
-    q[i] = static_cast<int8_t>(rounded);
-    if (residual != nullptr) residual[i] = v - static_cast<float>(rounded) * scale;
   }
-}
-
-// Scale 0 is a block of zeros; dividing by it is not for the kernel.
-HWY_INLINE void QuantizeZeros(const float* x, size_t n, int8_t* q, float* residual) {
-  std::fill_n(q, n, int8_t{0});
-  if (residual == nullptr) return;
-  for (size_t i = 0; i < n; ++i) residual[i] = x[i] - 0.0f;
 }
 
 #if HWY_TARGET != HWY_SCALAR

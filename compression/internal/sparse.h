@@ -68,12 +68,33 @@ absl::Status CheckIndices(const TileEntry& entry, const uint8_t* p, uint32_t len
 // The same of places that CheckIndices has passed.
 void ReadIndices(const TileEntry& entry, const uint8_t* p, uint16_t* out);
 
+// Sums lie far apart, so each is fetched when its place is decoded and added to some places later:
+// those of a tile's last places when the next one's first are decoded, of another update maybe.
+// Nothing is sure to be added before Drain.
+class SumQueue {
+ public:
+  // Places decoded, and their sums fetched, before the sums of as many before them are added to. A
+  // core keeps some fifty cache lines on their way into its second level; fewer leave it waiting,
+  // more wait in turn.
+  static constexpr size_t kBlock = 64;
+
+  void Drain();
+
+ private:
+  friend void FoldSparseTile(SparseValues kind, const TileEntry& entry, const uint8_t* p,
+                             uint64_t length, float scale, const FoldArgs& args, int64_t* acc,
+                             SumQueue* queue);
+  size_t count_ = 0;
+  int64_t* acc_ = nullptr;
+  uint16_t places_[2 * kBlock];
+  int64_t terms_[2 * kBlock];
+};
+
 // acc[place] += weight * rne(value * 2^f) for a tile's non-zeros at places below `length`, of a
 // tile that was checked: `p` has the places' bytes, then the values'. `scale` is of int8 and
-// ternary values. Sums lie far apart, so each is fetched when its place is decoded and added to
-// some places later (topk_fold.cc).
+// ternary values.
 void FoldSparseTile(SparseValues kind, const TileEntry& entry, const uint8_t* p, uint64_t length,
-                    float scale, const FoldArgs& args, int64_t* acc);
+                    float scale, const FoldArgs& args, int64_t* acc, SumQueue* queue);
 
 // How many elements a fraction of `elements` is: rounded, at least 1.
 uint64_t CountKept(double fraction, uint64_t elements);

@@ -219,7 +219,7 @@ TEST(ModelDeltaTest, AddsWhatTheCodecSaysOfTheDifference) {
   expected[31] += 6;
   Bytes model = ToBytes(base);
   const Bytes delta =
-      Encode(*layout, "int8(block=16, rounding=nearest)", 1, model, ToBytes(target));
+      Encode(*layout, "fp32; small = int8(block=16, rounding=nearest)", 1, model, ToBytes(target));
   EXPECT_EQ(delta.size(), SegmentHeader::kBytes + 32 + 2 * 4);
   ASSERT_TRUE(ApplyModelDelta(*layout, delta, model).ok());
   EXPECT_EQ(ToFloats(model), expected);
@@ -267,11 +267,12 @@ TEST(ModelDeltaTest, LeavesOutWhatDoesNotChange) {
                                        {"steps", {}, DType::kI64, Policy::kMax}});
   const Bytes base = RandomModel(*layout, 1);
   EXPECT_EQ(Encode(*layout, "fp32", 1, base, base).size(), 0u);
-  EXPECT_EQ(Encode(*layout, "int8", 1, base, base).size(), 0u);
+  EXPECT_EQ(Encode(*layout, "int8; small = int8", 1, base, base).size(), 0u);
   Bytes target = base;
   target[layout->TensorByteOffset(1)] ^= 1;
   EXPECT_EQ(Encode(*layout, "fp32", 1, base, target).size(), SegmentHeader::kBytes + 30 * 4);
-  EXPECT_EQ(Encode(*layout, "int8", 1, base, target).size(), SegmentHeader::kBytes + 4 + 30);
+  EXPECT_EQ(Encode(*layout, "int8; small = int8", 1, base, target).size(),
+            SegmentHeader::kBytes + 4 + 30);
 }
 
 TEST(ModelDeltaTest, SendsOnlyTheSegmentsOfPlainElementsThatChange) {

@@ -80,38 +80,6 @@ TEST(EncodeUpdateTest, PassesOnWhatEmitAndTheSourceSay) {
   EXPECT_EQ(status.code(), absl::StatusCode::kCancelled);
 }
 
-// Deltas that want residuals too.
-class WithResiduals : public testing::GivenDeltas {
- public:
-  explicit WithResiduals(const ModelLayout& layout)
-      : GivenDeltas(testing::RandomDeltas(layout, 5)), residuals(layout.tensors().size()) {
-    for (size_t t = 0; t < residuals.size(); ++t) residuals[t].assign(floats[t].size(), 9);
-  }
-  std::span<float> Residual(uint32_t tensor) override { return residuals[tensor]; }
-  std::vector<std::vector<float>> residuals;
-};
-
-TEST(EncodeUpdateTest, ResidualIsWhatDecodingLacks) {
-  const auto layout = testing::MakeLayout({{"w", {70'000}}, {"b", {3}}});
-  const auto codec = compression::MakeCodec("bf16");
-  ASSERT_TRUE(codec.ok());
-  WithResiduals deltas(*layout);
-  std::vector<std::vector<float>> decoded(2);
-  ASSERT_TRUE(EncodeUpdate(*layout, **codec, 1, 1, deltas, [&](std::vector<uint8_t> segment) {
-                const auto header = HeaderOf(segment);
-                std::vector<float> out(header.count);
-                (*codec)->Decode(PiecedBytes(ByteSpan(segment).subspan(32)), out);
-                decoded[header.tensor].insert(decoded[header.tensor].end(), out.begin(), out.end());
-                return absl::OkStatus();
-              }).ok());
-  for (size_t t = 0; t < 2; ++t) {
-    ASSERT_EQ(decoded[t].size(), deltas.floats[t].size());
-    for (size_t i = 0; i < decoded[t].size(); ++i) {
-      ASSERT_EQ(deltas.residuals[t][i], deltas.floats[t][i] - decoded[t][i]) << t << " " << i;
-    }
-  }
-}
-
 TEST(UpdateAssemblerTest, HowTheBytesAreSlicedChangesNothing) {
   const auto layout = testing::MixedLayout();
   const Grid grid;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "aggregation/grid.h"
 #include "compression/policy.h"
 
 namespace tributary::client::internal {
@@ -93,6 +94,7 @@ absl::StatusOr<EncodedDelta> EncodeAs(const std::string& spec, TrainResult resul
   v1::RoundSpec task;
   task.set_round(round);
   task.set_seed(7);
+  *task.mutable_grid() = aggregation::Grid().ToProto();
   ResidualStore none;
   return Encode(*Layout(), **policy, task, id, std::move(result),
                 residuals == nullptr ? &none : residuals);

@@ -72,6 +72,7 @@ std::shared_ptr<const Segments> Send(const ModelLayout& layout, const PolicyPtr&
   v1::RoundSpec spec;
   spec.set_round(round);
   spec.set_seed(1);
+  *spec.mutable_grid() = Grid().ToProto();
   auto encoded = Encode(layout, *policy, spec, "client", std::move(result), store);
   EXPECT_TRUE(encoded.ok()) << encoded.status();
   return encoded->segments;
@@ -238,15 +239,15 @@ TEST(Ef21, TotalsAreTheSumOfWeightTimesEstimateToTheBit) {
   }
   const std::string totals = federation.optimizer().State()["ef21"];
   ASSERT_EQ(totals.size(), kA * sizeof(int64_t));
-  std::vector<std::vector<float>> g(4, std::vector<float>(kA));
-  for (size_t c = 0; c < 4; ++c) federation.stores()[c].AddTo(0, g[c], 1, Kept::kEstimate);
+  std::vector<Wide<const float>> g(4);
+  for (size_t c = 0; c < 4; ++c)
+    g[c] = federation.stores()[c].CommittedWide(0, kA, Kept::kEstimate);
   for (size_t i = 0; i < kA; ++i) {
     int64_t total = 0, wanted = 0;
     std::memcpy(&total, totals.data() + i * sizeof total, sizeof total);
     for (size_t c = 0; c < 4; ++c) {
       const int64_t weight = r["weights"][c];
-      wanted += weight * static_cast<int64_t>(
-                             std::ldexp(static_cast<double>(g[c][i]), Grid().fraction_bits));
+      wanted += weight * static_cast<int64_t>(std::ldexp(g[c][i], Grid().fraction_bits));
     }
     ASSERT_EQ(total, wanted) << i;
   }
@@ -381,27 +382,27 @@ void RunLong(const std::string& spec, Long* run, EachRound each) {
   EXPECT_GT(run->lost, 200);
 }
 
-std::vector<float> KeptIn(const ResidualStore& store, Kept kind) {
-  std::vector<float> kept(4096);
-  store.AddTo(0, kept, 1, kind);
+Wide<const float> KeptIn(const ResidualStore& store, Kept kind) {
+  const Wide<const float> kept = store.CommittedWide(0, 4096, kind);
+  EXPECT_EQ(kept.size(), 4096u);
   return kept;
 }
 
 TEST(FeedbackConservation, OfTopKOverTheModelNothingIsMissing) {
   Long run;
   RunLong("topk(0.01, across=model, warmup=20)", &run, [](const auto&, const auto&) {});
-  const std::vector<float> e = KeptIn(run.store, Kept::kResidual);
+  const Wide<const float> e = KeptIn(run.store, Kept::kResidual);
   for (size_t i = 0; i < e.size(); ++i) {
-    ASSERT_EQ(run.sent[i] + static_cast<double>(e[i]), run.updates[i]) << i;
+    ASSERT_EQ(run.sent[i] + e[i], run.updates[i]) << i;
   }
 }
 
 TEST(FeedbackConservation, Ef21sEstimateIsTheSumOfWhatCounted) {
   Long run;
   RunLong("topk(0.01) | ef21", &run, [](const auto&, const auto&) {});
-  const std::vector<float> g = KeptIn(run.store, Kept::kEstimate);
+  const Wide<const float> g = KeptIn(run.store, Kept::kEstimate);
   for (size_t i = 0; i < g.size(); ++i) {
-    ASSERT_EQ(run.sent[i], static_cast<double>(g[i])) << i;
+    ASSERT_EQ(run.sent[i], g[i]) << i;
   }
 }
 
@@ -415,10 +416,10 @@ TEST(FeedbackConservation, WithMomentumSentAndResidualAreTheSumOfCorrectedUpdate
       if (c[i] != 0) u[i] = 0;
     }
   });
-  const std::vector<float> e = KeptIn(run.store, Kept::kResidual);
+  const Wide<const float> e = KeptIn(run.store, Kept::kResidual);
   for (size_t i = 0; i < e.size(); ++i) {
     // Momenta have more bits than binary32: 700 roundings of values below 1.
-    ASSERT_NEAR(run.sent[i] + static_cast<double>(e[i]), corrected[i], 700 * 0x1p-24) << i;
+    ASSERT_NEAR(run.sent[i] + e[i], corrected[i], 700 * 0x1p-24) << i;
   }
 }
 

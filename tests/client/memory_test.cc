@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "aggregation/grid.h"
 #include "base/checksum.h"
 #include "client/internal/encode.h"
 #include "compression/policy.h"
@@ -37,6 +38,7 @@ std::vector<float> Send(const std::string& codec, uint64_t round, float step,
   result.memory_steps = {0, step};
   v1::RoundSpec spec;
   spec.set_round(round);
+  *spec.mutable_grid() = aggregation::Grid().ToProto();
   const auto encoded = Encode(*layout, *policy, spec, "c", std::move(result), store);
   EXPECT_TRUE(encoded.ok()) << encoded.status();
   std::vector<float> decoded(700);
@@ -103,9 +105,9 @@ TEST(Memory, IsInTheFileAndFilesFromBeforeItWereReadAsWithout) {
     EXPECT_EQ(store.Bind("run", "layout"), "");
     EXPECT_EQ(MemoryOf(store, 1), kept);
   }
-  // Formats 2 and 3 have four kinds and five. Here one tensor with a residual of two elements,
-  // nothing pending.
-  for (const uint64_t kinds : {4, 5}) {
+  // Formats 2, 3 and 4 have four kinds, five and six. Here one tensor with a residual of two
+  // elements, nothing pending.
+  for (const uint64_t kinds : {4, 5, 6}) {
     std::string body;
     const auto number = [&body](uint64_t n) { body.append(reinterpret_cast<const char*>(&n), 8); };
     const std::string identity = std::string("run") + '\0' + "layout";
@@ -124,9 +126,10 @@ TEST(Memory, IsInTheFileAndFilesFromBeforeItWereReadAsWithout) {
     std::ofstream(path, std::ios::binary) << file + body;
     ResidualStore old(path);
     EXPECT_EQ(old.Bind("run", "layout"), "");
-    std::vector<float> residual(2, 0.0f);
-    old.AddTo(0, residual);
-    EXPECT_EQ(residual, (std::vector<float>{0.25f, -2.0f}));
+    const Wide<const float> residual = old.CommittedWide(0, 2, Kept::kResidual);
+    ASSERT_EQ(residual.size(), 2u);
+    EXPECT_EQ(residual[0], 0.25);
+    EXPECT_EQ(residual[1], -2.0);
     EXPECT_TRUE(MemoryOf(old, 0).empty());
     EXPECT_TRUE(old.Committed(0, Kept::kBasis).empty());
   }

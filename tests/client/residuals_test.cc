@@ -10,12 +10,13 @@
 
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <span>
 
+#include "aggregation/grid.h"
 #include "base/philox.h"
 #include "client/internal/encode.h"
 #include "compression/policy.h"
+#include "compression/segment.h"
 
 namespace tributary::client::internal {
 namespace {
@@ -33,12 +34,13 @@ class File {
 };
 
 std::vector<float> Carried(const ResidualStore& store, size_t n) {
-  std::vector<float> zero(n, 0.0f);
-  store.AddTo(0, zero);
-  return zero;
+  std::vector<float> carried(n, 0.0f);
+  const Wide<const float> residual = store.CommittedWide(0, n, Kept::kResidual);
+  for (size_t i = 0; i < residual.size(); ++i) carried[i] = static_cast<float>(residual[i]);
+  return carried;
 }
 
-// Multiples of 2^-20 below 1: every sum here is exact in binary32.
+// Multiples of 2^-20 below 2^-8.
 std::vector<float> GridUpdate(PhiloxStream* random, size_t n) {
   std::vector<float> x(n);
   for (float& v : x) {
@@ -48,184 +50,168 @@ std::vector<float> GridUpdate(PhiloxStream* random, size_t n) {
 }
 
 constexpr size_t kElements = 4096;
+constexpr int kFractionBits = 30;
 
-// What a client's updates of a thousand rounds are drawn from.
+// Fifty updates that a client's thousand are drawn from. Most of their elements have bits that lie
+// below the grid's unit, some are below it altogether.
 const std::vector<std::vector<float>>& Updates() {
   static const auto* updates = [] {
     PhiloxStream random(12);
     auto* made = new std::vector<std::vector<float>>;
-    for (int u = 0; u < 50; ++u) made->push_back(GridUpdate(&random, kElements));
+    for (int u = 0; u < 50; ++u) {
+      made->push_back(GridUpdate(&random, kElements));
+      for (float& v : made->back()) {
+        v = std::ldexp(v * static_cast<float>(random.NextDouble()),
+                       -static_cast<int>(random.NextBelow(24)));
+      }
+    }
     return made;
   }();
   return *updates;
 }
 
-// Of a codec whose scales are of any 24 bits, no residual is a whole number of the grid's units,
-// unless the blocks are such that their scales are. `x` is what is about to be encoded; changing
-// it is another update of the trainer's.
-using Complete = std::function<void(std::span<float> x)>;
+// rne(value * 2^f), the double multiplied being exact.
+int64_t Units(double value) { return std::llrint(std::ldexp(value, kFractionBits)); }
 
-// int8 and int4: a block's first element, larger than all others, gives a scale of a power of two.
-Complete LargestIs(float largest) {
-  return [largest](std::span<float> x) {
-    for (size_t i = 0; i < x.size(); i += 128) x[i] = largest;
-  };
-}
-
-// sign: a block's last element makes the mean magnitude a multiple of 2^-20.
-void CompleteTheMean(std::span<float> x) {
-  constexpr size_t kBlock = 1024;
-  for (size_t i = 0; i < x.size(); i += kBlock) {
-    double sum = 0;
-    for (size_t j = i; j + 1 < i + kBlock; ++j) sum += std::abs(double{x[j]});
-    x[i + kBlock - 1] = static_cast<float>(std::ceil(sum * 0x1p10) * 0x1p-10 - sum);
+// Adds what an aggregator folds of the segments, with weight 601.
+constexpr int64_t kWeight = 601;
+void FoldAll(const Segments& segments, std::vector<int64_t>* sums) {
+  for (const std::vector<uint8_t>& segment : segments) {
+    const PiecedBytes bytes{ByteSpan(segment)};
+    ByteCursor cursor(bytes);
+    const auto header = *compression::ReadSegmentHeader(&cursor);
+    const auto codec = *compression::CodecFromHeader(header.codec, header.parameter);
+    const PiecedBytes payload{ByteSpan(segment).subspan(compression::SegmentHeader::kBytes)};
+    ASSERT_EQ(codec->Validate(payload, header.count, 4096), absl::OkStatus());
+    codec->Fold(payload, 0, header.count, {.fraction_bits = kFractionBits, .weight = kWeight},
+                sums->data() + header.first);
   }
 }
 
-// A client's rounds, of which three in ten are lost. each(update, x, payload, residual) of every
-// round that counted: `x` was encoded.
-template <class Each>
-void RunRounds(const compression::Codec& codec, const std::vector<std::vector<float>>& updates,
-               const Complete& complete, ResidualStore* store, Each each) {
-  PhiloxStream random(13);
-  int lost = 0;
-  for (uint32_t round = 1; round <= 1000; ++round) {
-    const std::vector<float> carried = Carried(*store, kElements);
-    std::vector<float> x = updates[random.NextBelow(updates.size())];
-    if (complete) {
-      for (size_t i = 0; i < kElements; ++i) x[i] += carried[i];
-      complete(x);
-      for (size_t i = 0; i < kElements; ++i) x[i] -= carried[i];
-    }
-    const std::vector<float> update = x;
-    store->Begin(round, 1);
-    store->AddTo(0, x);
-    std::vector<uint8_t> payload;
-    ASSERT_TRUE(codec.Encode(x, {.round = round}, &payload, store->Pending(0, kElements)).ok());
-    if (random.NextBelow(10) < 3) {
-      ++lost;
-      store->Rollback(round);
-      continue;
-    }
-    store->Commit(round);
-    each(update, x, payload, Carried(*store, kElements));
-  }
-  EXPECT_GT(lost, 200);
-}
-
-constexpr compression::GridFold kGrid{.fraction_bits = 30, .weight = 601};
-
-// In units of the grid; `whole` becomes false where it is between two.
-int64_t Units(double value, bool* whole) {
-  const double units = std::ldexp(value, kGrid.fraction_bits);
-  *whole = *whole && units == std::nearbyint(units);
-  return static_cast<int64_t>(units);
-}
-
-// weight * (sum of the updates of the rounds that counted - residual) = what the aggregator summed,
-// in its own integers; and of the floats that it would decode.
-void ExpectConservation(const std::string& spec, const Complete& complete = nullptr) {
+// weight * (sum of what fp32 would have sent in the rounds that counted - residual) is what the
+// aggregator summed, in its own integers; of ef21, weight * estimate is.
+void ExpectConservation(const std::string& spec) {
   SCOPED_TRACE(spec);
   const auto policy = compression::CodecPolicy::Parse(spec);
   ASSERT_TRUE(policy.ok()) << policy.status();
-  const compression::TensorCodec& chosen = (*policy)->For("w", kElements, 2);
-  ASSERT_TRUE(chosen.error_feedback);
+  const auto layout = *aggregation::ModelLayout::Create(
+      {{"w", {32, kElements / 32}, aggregation::DType::kF32, aggregation::Policy::kMean}});
   ResidualStore store;
   std::vector<int64_t> sums(kElements), updates(kElements);
-  std::vector<double> sent(kElements);
-  std::vector<float> decoded(kElements);
-  bool whole = true;
-  RunRounds(*chosen.codec, Updates(), complete, &store,
-            [&](const auto& update, const auto&, const auto& payload, const auto&) {
-              const PiecedBytes bytes{ByteSpan(payload)};
-              ASSERT_EQ(chosen.codec->Validate(bytes, kElements, 4096), absl::OkStatus());
-              chosen.codec->Fold(bytes, 0, kElements, kGrid, sums.data());
-              chosen.codec->Decode(bytes, decoded);
-              for (size_t i = 0; i < kElements; ++i) {
-                updates[i] += Units(double{update[i]}, &whole);
-                sent[i] += double{decoded[i]};
-              }
-            });
-  const std::vector<float> residual = Carried(store, kElements);
-  for (size_t i = 0; i < kElements; ++i) {
-    const int64_t left = Units(double{residual[i]}, &whole);
-    ASSERT_EQ(sums[i], kGrid.weight * (updates[i] - left)) << i;
-    ASSERT_EQ(sent[i] + double{residual[i]},
-              std::ldexp(static_cast<double>(updates[i]), -kGrid.fraction_bits))
-        << i;
+  PhiloxStream random(13);
+  int lost = 0;
+  for (uint64_t round = 1; round <= 1000; ++round) {
+    TrainResult result;
+    result.floats = {Updates()[random.NextBelow(Updates().size())]};
+    const std::vector<float> update = result.floats[0];
+    v1::RoundSpec task;
+    task.set_round(round);
+    task.set_seed(5);
+    *task.mutable_grid() = aggregation::Grid{.fraction_bits = kFractionBits}.ToProto();
+    const auto encoded = Encode(*layout, **policy, task, "client", std::move(result), &store);
+    ASSERT_TRUE(encoded.ok()) << encoded.status();
+    if (random.NextBelow(10) < 3) {
+      ++lost;
+      store.Rollback(round);
+      continue;
+    }
+    store.Commit(round);
+    FoldAll(*encoded->segments, &sums);
+    for (size_t i = 0; i < kElements; ++i) updates[i] += Units(double{update[i]});
   }
-  EXPECT_TRUE(whole) << "an update or a residual is not a whole number of the grid's units";
+  EXPECT_GT(lost, 200);
+  const bool estimate = (*policy)->estimates();
+  const Wide<const float> kept =
+      store.CommittedWide(0, kElements, estimate ? Kept::kEstimate : Kept::kResidual);
+  ASSERT_EQ(kept.size(), kElements);
+  for (size_t i = 0; i < kElements; ++i) {
+    const int64_t units = Units(kept[i]);
+    ASSERT_EQ(std::ldexp(static_cast<double>(units), -kFractionBits), kept[i]) << i;
+    ASSERT_EQ(sums[i], kWeight * (estimate ? units : updates[i] - units)) << i;
+  }
 }
 
 TEST(Conservation, OverAThousandRoundsOfWhichThirtyPercentAreLostNotAUnitOfTheGridIsMissing) {
-  ExpectConservation("topk(0.01)");
-  ExpectConservation("topk(0.01, values=fp16) | ef | zstd");
-  ExpectConservation("fp16 | ef");
-  ExpectConservation("bf16 | ef");
-  ExpectConservation("sign(mode=vote, step=2^-9) | ef");
-  ExpectConservation("hq(bits=4, step=2^-10)");
-  ExpectConservation("randk(0.05, scaled=no)");
-  ExpectConservation("mxint8 | ef");
-  ExpectConservation("mxfp4 | ef");
-  ExpectConservation("mxfp8 | ef");
-  ExpectConservation("mxfp8(format=e5m2) | ef");
-  ExpectConservation("int8 | ef", LargestIs(127 * 0x1p-10f));
-  ExpectConservation("int8(rounding=nearest) | ef | lz4", LargestIs(127 * 0x1p-10f));
-  ExpectConservation("int4 | ef", LargestIs(7 * 0x1p-9f));
-  // To nearest: at random, what is left of an element may be nearly the largest.
-  ExpectConservation("int2(rounding=nearest) | ef", LargestIs(0x1p-7f));
-  ExpectConservation("sign | ef", CompleteTheMean);
+  for (const char* spec : {"topk(0.01)",
+                           "topk(0.01, values=fp16) | ef | zstd",
+                           "topk(0.01, values=int8)",
+                           "topk(0.01, values=ternary)",
+                           "topk(0.01, values=ternary, across=model, gain=1.5, warmup=20)",
+                           "fp16 | ef",
+                           "bf16 | ef",
+                           "int8 | ef",
+                           "int8(rounding=nearest) | ef | lz4",
+                           "int4 | ef",
+                           "int4(rounding=nearest) | ef | zeros",
+                           "int2(rounding=nearest) | ef",
+                           "fp8 | ef",
+                           "fp8(format=e5m2) | ef",
+                           "mxfp8 | ef",
+                           "mxfp8(format=e5m2) | ef",
+                           "mxfp4 | ef",
+                           "mxint8 | ef",
+                           "sign",
+                           "sign(mode=vote, step=2^-9) | ef",
+                           "sign(mode=vote, step=2^-33) | ef",
+                           "hq(bits=4, step=2^-10)",
+                           "hq(bits=8, step=2^-16)",
+                           "hq(bits=8, step=2^-32)",
+                           "randk(0.05, scaled=no)",
+                           "randk(0.05, scaled=no, values=fp16)",
+                           "eden(bits=1) | ef",
+                           "eden(bits=4) | ef",
+                           "powersgd(rank=2)",
+                           "int8 | ef21",
+                           "sign | ef21",
+                           "topk(0.01) | ef21",
+                           "topk(0.01, values=ternary) | ef21"}) {
+    ExpectConservation(spec);
+  }
 }
 
-// Scales of 24 bits times codes: residuals are floats, and no float holds x less such a product.
-// What may be missing is what rounding takes in each round that counted - of delta + residual, of
-// the value to a float, of the residual, and of the value to the grid - and nothing else.
-void ExpectConservationButForRounding(const std::string& spec) {
-  SCOPED_TRACE(spec);
-  const auto policy = compression::CodecPolicy::Parse(spec);
-  ASSERT_TRUE(policy.ok()) << policy.status();
-  const compression::TensorCodec& chosen = (*policy)->For("w", kElements, 2);
-  ASSERT_TRUE(chosen.error_feedback);
-  std::vector<std::vector<float>> finer = Updates();
-  PhiloxStream random(14);
-  for (std::vector<float>& update : finer) {
-    for (float& v : update) v *= static_cast<float>(random.NextDouble());
-  }
+// By hand, in units: 3.25 is less than half a step of 2^20 and stays, as 3.
+TEST(Conservation, TheResidualIsInWholeUnitsAfterDecay) {
+  const double unit = std::ldexp(1, -kFractionBits);
+  const auto layout = *aggregation::ModelLayout::Create(
+      {{"w", {2}, aggregation::DType::kF32, aggregation::Policy::kMean}});
+  const auto policy = *compression::CodecPolicy::Parse(
+      "fp32; w = hq(step=2^-10, rounding=nearest) | ef(decay=0.5)");
   ResidualStore store;
-  std::vector<int64_t> sums(kElements);
-  std::vector<double> updates(kElements), rounding(kElements);
-  std::vector<float> decoded(kElements);
-  RunRounds(*chosen.codec, finer, nullptr, &store,
-            [&](const auto& update, const auto& x, const auto& payload, const auto& residual) {
-              const PiecedBytes bytes{ByteSpan(payload)};
-              chosen.codec->Fold(bytes, 0, kElements, kGrid, sums.data());
-              chosen.codec->Decode(bytes, decoded);
-              for (size_t i = 0; i < kElements; ++i) {
-                updates[i] += double{update[i]};
-                rounding[i] += 0x1p-24 * (std::abs(double{x[i]}) + std::abs(double{decoded[i]}) +
-                                          std::abs(double{residual[i]})) +
-                               std::ldexp(0.5, -kGrid.fraction_bits);
-              }
-            });
-  const std::vector<float> residual = Carried(store, kElements);
-  for (size_t i = 0; i < kElements; ++i) {
-    const double sent = std::ldexp(static_cast<double>(sums[i]), -kGrid.fraction_bits) /
-                        static_cast<double>(kGrid.weight);
-    ASSERT_NEAR(sent + double{residual[i]}, updates[i], 1.001 * rounding[i]) << i;
-    ASSERT_LT(rounding[i], 2e-5);  // an update's elements are some 1e-3
-  }
+  v1::RoundSpec task;
+  *task.mutable_grid() = aggregation::Grid{.fraction_bits = kFractionBits}.ToProto();
+  const auto send = [&](uint64_t round, float a, float b) {
+    task.set_round(round);
+    TrainResult result;
+    result.floats = {{a, b}};
+    const auto encoded = Encode(*layout, *policy, task, "client", std::move(result), &store);
+    ASSERT_TRUE(encoded.ok()) << encoded.status();
+    store.Commit(round);
+  };
+  const auto expect = [&](double a, double b) {
+    const Wide<const float> kept = store.CommittedWide(0, 2, Kept::kResidual);
+    ASSERT_EQ(kept.size(), 2u);
+    EXPECT_EQ(kept[0], a * unit);
+    EXPECT_EQ(kept[1], b * unit);
+  };
+  send(1, static_cast<float>(3.25 * unit), 0x1p-10f);
+  expect(3, 0);
+  // rne(1.75) + rne(0.5 * 3 = 1.5, to even: 2) = 4.
+  send(2, static_cast<float>(1.75 * unit), 0);
+  expect(4, 0);
 }
 
-TEST(Conservation, OfScalesOfAnyBitsOnlyWhatFloatsRoundIsMissing) {
-  ExpectConservationButForRounding("int8 | ef");
-  ExpectConservationButForRounding("int4(rounding=nearest) | ef");
-  ExpectConservationButForRounding("sign | ef");
-  ExpectConservationButForRounding("fp8 | ef");
-  ExpectConservationButForRounding("topk(0.01, values=ternary) | ef");
-  ExpectConservationButForRounding("topk(0.01, values=int8) | ef");
-  ExpectConservationButForRounding("int2(rounding=nearest) | ef");
-  ExpectConservationButForRounding("eden(bits=2) | ef");
-  ExpectConservationButForRounding("powersgd(rank=2)");
+TEST(WideNumbers, HoldWholeUnitsUpTo48Bits) {
+  std::vector<float> high(1), low(1);
+  const Wide<float> wide{high, low};
+  PhiloxStream random(15);
+  for (int i = 0; i < 100'000; ++i) {
+    const auto units = static_cast<int64_t>(random.Next64() >> (16 + i % 48));
+    for (const int64_t n : {units, -units}) {
+      const double value = std::ldexp(static_cast<double>(n), -kFractionBits);
+      wide.Set(0, value);
+      ASSERT_EQ(wide[0], value) << n;
+    }
+  }
 }
 
 class Fixture {
@@ -240,6 +226,7 @@ class Fixture {
     v1::RoundSpec spec;
     spec.set_round(round);
     spec.set_seed(3);
+    *spec.mutable_grid() = aggregation::Grid().ToProto();
     TrainResult result;
     PhiloxStream random(round);
     for (const size_t n : {size_t{64 * 96}, size_t{10}}) {
@@ -328,10 +315,10 @@ TEST(ResidualFile, GivesANewLifeWhatTheOldOneCommittedAndLeftPending) {
     ResidualStore store(file.path());
     EXPECT_EQ(store.Bind("run", "layout"), "");
     store.Begin(7, 1);
-    store.Pending(0, 2)[0] = 0.5f;
+    store.PendingWide(0, 2, Kept::kResidual).Set(0, 0.5);
     store.Commit(7);
     store.Begin(8, 1);
-    store.Pending(0, 2)[1] = 0.25f;
+    store.PendingWide(0, 2, Kept::kResidual).Set(1, 0.25);
     ASSERT_TRUE(store.Save().ok());
   }
   for (const bool included : {true, false}) {
@@ -350,7 +337,7 @@ TEST(ResidualFile, OfAnotherLayoutOrRunIsDroppedAndSaysSo) {
   ResidualStore old(file.path());
   EXPECT_EQ(old.Bind("run", "layout"), "");
   old.Begin(1, 1);
-  old.Pending(0, 1)[0] = 1;
+  old.PendingWide(0, 1, Kept::kResidual).Set(0, 1);
   old.Commit(1);
   ASSERT_TRUE(old.Save().ok());
   for (const auto& [run, layout] : {std::pair{"run", "other"}, {"run2", "layout"}}) {
@@ -368,7 +355,7 @@ TEST(ResidualFile, ThatIsDamagedAnywhereIsDroppedAndSaysSo) {
   ResidualStore store(file.path());
   store.Bind("run", "layout");
   store.Begin(1, 1);
-  store.Pending(0, 3)[0] = 1;
+  store.PendingWide(0, 3, Kept::kResidual).Set(0, 1);
   store.Commit(1);
   ASSERT_TRUE(store.Save().ok());
   std::ifstream in(file.path(), std::ios::binary);

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "aggregation/grid.h"
 #include "aggregation/layout.h"
 #include "aggregation/update.h"
 #include "base/checksum.h"
@@ -203,6 +204,7 @@ class SdkTest : public ::testing::Test {
     spec.set_base_sha256(Sha(model_));
     spec.set_layout_hash(layout_->hash());
     spec.set_codec("fp32");
+    *spec.mutable_grid() = aggregation::Grid().ToProto();
     if (inlined) task.set_model(model_);
     return task;
   }

@@ -14,6 +14,7 @@ namespace {
 
 using internal::EndpointRotation;
 using internal::JitteredBackoff;
+using internal::Kept;
 using internal::ResidualStore;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -68,30 +69,30 @@ TEST(EndpointRotationTest, SuccessForgetsTheFailures) {
   EXPECT_LT(rotation.Next(now, absl::ZeroDuration()), now + kMin);
 }
 
-TEST(ResidualStoreTest, ACommittedResidualIsAddedAndAPendingOneIsNot) {
+TEST(ResidualStoreTest, WhatIsCommittedIsAddedAndWhatIsPendingIsNot) {
   ResidualStore store;
   store.Begin(1, 1);
-  store.Pending(0, 2)[1] = 0.5f;
+  store.Pending(0, 2, Kept::kMomentum)[1] = 0.5f;
   std::vector<float> delta = {1, 1};
-  store.AddTo(0, delta);
+  store.AddTo(0, delta, 1, Kept::kMomentum);
   EXPECT_THAT(delta, ElementsAre(1, 1));
   store.Commit(1);
-  store.AddTo(0, delta);
+  store.AddTo(0, delta, 1, Kept::kMomentum);
   EXPECT_THAT(delta, ElementsAre(1, 1.5f));
 }
 
 TEST(ResidualStoreTest, RollbackKeepsWhatWasCommittedBefore) {
   ResidualStore store;
   store.Begin(1, 1);
-  store.Pending(0, 1)[0] = 0.5f;
+  store.Pending(0, 1, Kept::kMomentum)[0] = 0.5f;
   store.Commit(1);
   store.Begin(2, 1);
-  store.Pending(0, 1)[0] = 8;
+  store.Pending(0, 1, Kept::kMomentum)[0] = 8;
   store.Commit(1);  // of another round: nothing
   store.Rollback(2);
   store.Commit(2);  // there is nothing pending any more
   std::vector<float> delta = {1};
-  store.AddTo(0, delta);
+  store.AddTo(0, delta, 1, Kept::kMomentum);
   EXPECT_THAT(delta, ElementsAre(1.5f));
 }
 
@@ -107,12 +108,11 @@ class WholeCodec final : public compression::Codec {
   uint32_t parameter() const override { return 0; }
   uint64_t EncodedBytes(uint64_t n) const override { return 4 * n; }
   absl::Status Encode(std::span<const float> x, const compression::EncodeContext&,
-                      std::vector<uint8_t>* out, std::span<float> residual) const override {
-    for (size_t i = 0; i < x.size(); ++i) {
-      const float whole = std::trunc(x[i]);
+                      std::vector<uint8_t>* out) const override {
+    for (const float v : x) {
+      const float whole = std::trunc(v);
       const auto* bytes = reinterpret_cast<const uint8_t*>(&whole);
       out->insert(out->end(), bytes, bytes + 4);
-      if (!residual.empty()) residual[i] = x[i] - whole;
     }
     return absl::OkStatus();
   }

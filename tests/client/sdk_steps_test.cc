@@ -15,6 +15,8 @@ struct Steps {
   std::string deltas;
 };
 
+constexpr char kDownlink[] = "int8; small = int8";  // the model is a vector
+
 // A run whose model is 400 KB and goes from one version to the next in int8 steps.
 class SdkStepsTest : public SdkTest {
  protected:
@@ -37,7 +39,7 @@ class SdkStepsTest : public SdkTest {
       std::memcpy(target.data() + 4 * i, &x, 4);
     }
     std::vector<uint8_t> published(model_.begin(), model_.end());
-    const auto codec = aggregation::ParseDownlinkCodec("int8");
+    const auto codec = aggregation::ParseDownlinkCodec(kDownlink);
     const auto delta = aggregation::EncodeModelDelta(
         *layout_, **codec, {1, 2}, static_cast<uint32_t>(round), published, target);
     EXPECT_TRUE(delta.ok()) << delta.status();
@@ -51,7 +53,7 @@ class SdkStepsTest : public SdkTest {
   }
   v1::Task StepTask(uint64_t round) const {
     v1::Task task = Task(round, v1::TRAIN, /*inlined=*/false);
-    task.mutable_spec()->set_downlink_codec("int8");
+    task.mutable_spec()->set_downlink_codec(kDownlink);
     return task;
   }
   // Round 1 from the first model, which is downloaded whole.

@@ -14,20 +14,20 @@
 namespace tributary::compression {
 namespace {
 
-// Reads a payload bit by bit; whole bytes at once.
+// Reads a payload's bits, the lowest of each byte first.
 class Bits {
  public:
   explicit Bits(std::span<const uint8_t> bytes) : bytes_(bytes) {}
-  uint64_t Bit() {
-    const uint64_t bit = bytes_[at_ / 8] >> at_ % 8 & 1;
-    ++at_;
-    return bit;
-  }
+  uint64_t Bit() { return Take(1); }
   uint64_t Take(int n) {
     uint64_t value = 0;
-    int b = 0;
-    for (; at_ % 8 == 0 && b + 8 <= n; b += 8, at_ += 8) value |= uint64_t{bytes_[at_ / 8]} << b;
-    for (; b < n; ++b) value |= Bit() << b;
+    for (int b = 0; b < n;) {
+      const int here = std::min(n - b, 8 - static_cast<int>(at_ % 8));  // of one byte
+      const uint64_t byte = bytes_[at_ / 8];
+      value |= (byte >> at_ % 8 & ((1u << here) - 1)) << b;
+      b += here;
+      at_ += here;
+    }
     return value;
   }
   void ToByte() { at_ = (at_ + 7) / 8 * 8; }
@@ -44,9 +44,10 @@ double Number(uint64_t bits, int e, int m) {
   const int exponent = static_cast<int>(bits >> m) & ((1 << e) - 1);
   const auto mantissa = static_cast<double>(bits & ((uint64_t{1} << m) - 1));
   const int bias = (1 << (e - 1)) - 1;
-  const double magnitude = exponent == 0
-                               ? std::ldexp(mantissa, 1 - bias - m)
-                               : std::ldexp(mantissa + std::ldexp(1.0, m), exponent - bias - m);
+  const double magnitude =
+      exponent == 0
+          ? std::ldexp(mantissa, 1 - bias - m)
+          : std::ldexp(mantissa + static_cast<double>(uint64_t{1} << m), exponent - bias - m);
   return (bits >> (e + m)) != 0 ? -magnitude : magnitude;
 }
 
@@ -63,33 +64,42 @@ int Option(const CodecCase& c, const std::string& key, int usual) {
   return std::stoi(value.rfind("2^-", 0) == 0 ? value.substr(3) : value);
 }
 
-std::vector<double> BlockValues(const CodecCase& c, std::span<const uint8_t> payload, uint64_t n) {
+// What each code of a block format stands for, in scales.
+std::vector<double> CodeValues(const CodecCase& c) {
   const std::string name = c.name();
-  const bool mx = name.rfind("mx", 0) == 0;
-  const bool shared = name == "hq" || c.has("vote");
-  const bool e5m2 = c.has("e5m2");
+  const bool fp8 = name == "fp8" || name == "mxfp8", e5m2 = c.has("e5m2");
+  const int width = name == "sign"                      ? 1
+                    : name == "int2"                    ? 2
+                    : name == "int4" || name == "mxfp4" ? 4
+                    : name == "hq"                      ? Option(c, "bits", 8)
+                                                        : 8;
+  std::vector<double> values(size_t{1} << width);
+  for (uint64_t code = 0; code < values.size(); ++code) {
+    double& value = values[code];
+    value = Signed(code, width);
+    if (name == "sign") value = code != 0 ? -1 : 1;
+    if (fp8) value = e5m2 ? Number(code, 5, 2) : Number(code, 4, 3);
+    if (name == "mxfp4") value = Number(code, 2, 1);
+    if (name == "mxint8") value /= 64;
+  }
+  return values;
+}
+
+std::vector<double> BlockValues(const CodecCase& c, std::span<const uint8_t> payload, uint64_t n) {
+  const bool mx = c.name().rfind("mx", 0) == 0;
+  const bool shared = c.name() == "hq" || c.has("vote");
+  const std::vector<double> codes = CodeValues(c);
+  const int width = std::countr_zero(codes.size());
   Bits bits(payload);
   std::vector<double> values;
+  values.reserve(n);
   double scale = shared ? std::ldexp(1.0, -Option(c, "step", 12)) : 0;
-  for (uint64_t i = 0; i < n; ++i) {
-    if (i % c.block == 0) {
-      bits.ToByte();
-      if (mx) scale = std::ldexp(1.0, static_cast<int>(bits.Take(8)) - 127);
-      if (!mx && !shared) scale = Number(bits.Take(32), 8, 23);
-    }
-    if (name == "int8") values.push_back(scale * Signed(bits.Take(8), 8));
-    if (name == "int4") values.push_back(scale * Signed(bits.Take(4), 4));
-    if (name == "int2") values.push_back(scale * Signed(bits.Take(2), 2));
-    if (name == "sign") values.push_back(bits.Bit() != 0 ? -scale : scale);
-    if (name == "fp8" || name == "mxfp8") {
-      values.push_back(scale * (e5m2 ? Number(bits.Take(8), 5, 2) : Number(bits.Take(8), 4, 3)));
-    }
-    if (name == "mxfp4") values.push_back(scale * Number(bits.Take(4), 2, 1));
-    if (name == "mxint8") values.push_back(scale * Signed(bits.Take(8), 8) / 64);
-    if (name == "hq") {
-      const int width = Option(c, "bits", 8);
-      values.push_back(scale * Signed(bits.Take(width), width));
-    }
+  for (uint64_t from = 0; from < n; from += c.block) {
+    bits.ToByte();
+    if (mx) scale = std::ldexp(1.0, static_cast<int>(bits.Take(8)) - 127);
+    if (!mx && !shared) scale = Number(bits.Take(32), 8, 23);
+    const uint64_t end = std::min(n, from + c.block);
+    for (uint64_t i = from; i < end; ++i) values.push_back(scale * codes[bits.Take(width)]);
   }
   bits.ToByte();
   EXPECT_EQ(bits.byte(), payload.size());
@@ -164,17 +174,18 @@ std::vector<double> RandKValues(const CodecCase& c, std::span<const uint8_t> pay
   if (n == 0) return values;
   Bits bits(payload);
   const uint64_t key = bits.Take(64), stride = c.has("0.5") ? 2 : 100;
+  const bool half = c.has("fp16");
+  const double factor = c.has("scaled=no") ? 1 : static_cast<double>(stride);
   for (uint64_t tile = 0; tile * kTileElements < n; ++tile) {
     const uint64_t length = std::min(kTileElements, n - tile * kTileElements);
+    PhiloxBlock words = {};
     for (uint64_t j = 0; j * stride < length; ++j) {
-      const PhiloxBlock words =
-          Philox4x32(key, {static_cast<uint32_t>(j / 4), static_cast<uint32_t>(tile), 0, 0});
-      const uint64_t place = j * stride + (words[j % 4] * stride >> 32);
-      const double v = c.has("fp16") ? Number(bits.Take(16), 5, 10) : Number(bits.Take(32), 8, 23);
-      if (place < length) {
-        values[tile * kTileElements + place] =
-            v * (c.has("scaled=no") ? 1 : static_cast<double>(stride));
+      if (j % 4 == 0) {
+        words = Philox4x32(key, {static_cast<uint32_t>(j / 4), static_cast<uint32_t>(tile), 0, 0});
       }
+      const uint64_t place = j * stride + (words[j % 4] * stride >> 32);
+      const double v = half ? Number(bits.Take(16), 5, 10) : Number(bits.Take(32), 8, 23);
+      if (place < length) values[tile * kTileElements + place] = v * factor;
     }
   }
   EXPECT_EQ(bits.byte(), payload.size());
@@ -184,11 +195,12 @@ std::vector<double> RandKValues(const CodecCase& c, std::span<const uint8_t> pay
 // Sylvester's matrix times v: distances 1, 2, 4, ... (the code under test goes the other way).
 void Transform(std::vector<int64_t>* v) {
   for (size_t h = 1; h < v->size(); h *= 2) {
-    for (size_t i = 0; i < v->size(); ++i) {
-      if ((i & h) != 0) continue;
-      const int64_t a = (*v)[i], b = (*v)[i + h];
-      (*v)[i] = a + b;
-      (*v)[i + h] = a - b;
+    for (size_t from = 0; from < v->size(); from += 2 * h) {
+      for (size_t i = from; i < from + h; ++i) {
+        const int64_t a = (*v)[i], b = (*v)[i + h];
+        (*v)[i] = a + b;
+        (*v)[i + h] = a - b;
+      }
     }
   }
 }
@@ -198,6 +210,7 @@ std::vector<double> EdenValues(const CodecCase& c, std::span<const uint8_t> payl
       {1}, {38, 127}, {14, 44, 78, 125}, {6, 18, 30, 43, 58, 74, 95, 126}};
   std::vector<double> values;
   if (n == 0) return values;
+  values.reserve(n);
   const int width = Option(c, "bits", 4);
   Bits bits(payload);
   const uint64_t key = bits.Take(64);
@@ -217,9 +230,12 @@ std::vector<double> EdenValues(const CodecCase& c, std::span<const uint8_t> payl
       code = code >= half ? -level : level;
     }
     Transform(&codes);
+    PhiloxBlock words = {};
     for (uint64_t i = 0; i < length; ++i) {
       const uint64_t place = from + i;
-      const PhiloxBlock words = Philox4x32(key, {static_cast<uint32_t>(place / 128), 0, 0, 0});
+      if (i == 0 || place % 128 == 0) {
+        words = Philox4x32(key, {static_cast<uint32_t>(place / 128), 0, 0, 0});
+      }
       const bool minus = words[place % 128 / 32] >> place % 32 & 1;
       values.push_back(scale * static_cast<double>(minus ? -codes[i] : codes[i]));
     }
@@ -240,11 +256,11 @@ std::vector<double> PowerValues(const CodecCase& c, std::span<const uint8_t> pay
   for (double& v : p) v = Number(bits.Take(32), 8, 23);
   for (double& v : q) v = Number(bits.Take(32), 8, 23);
   EXPECT_EQ(bits.byte(), payload.size());
+  values.reserve(n);
   for (uint64_t i = skip; i < skip + n; ++i) {
+    const uint64_t row = i / columns, column = i % columns;
     double sum = 0;
-    for (uint64_t k = 0; k < rank; ++k) {
-      sum += p[i / columns * rank + k] * q[k * columns + i % columns];
-    }
+    for (uint64_t k = 0; k < rank; ++k) sum += p[row * rank + k] * q[k * columns + column];
     values.push_back(sum);
   }
   return values;
@@ -295,6 +311,7 @@ std::vector<double> SketchValues(const CodecCase& c, std::span<const uint8_t> pa
   Bits bits(payload);
   const uint64_t key = bits.Take(64);
   std::vector<double> cells, estimates;
+  values.reserve(n);
   for (uint64_t tile = 0; tile * kTileElements < n; ++tile) {
     const uint64_t length = std::min(kTileElements, n - tile * kTileElements);
     const uint64_t columns = length < 1024 ? 0 : whole * length / 32768;
@@ -348,82 +365,103 @@ std::vector<double> ReferenceValues(const CodecCase& c, std::span<const uint8_t>
   if (name == "powersgd") return PowerValues(c, payload, n);
   if (name == "sketch") return SketchValues(c, payload, n);
   if (name != "fp32" && name != "fp16" && name != "bf16") return BlockValues(c, payload, n);
+  const int exponent = name == "fp16" ? 5 : 8;
+  const int mantissa = name == "fp32" ? 23 : name == "fp16" ? 10 : 7;
   std::vector<double> values;
+  values.reserve(n);
   Bits bits(payload);
   for (uint64_t i = 0; i < n; ++i) {
-    if (name == "fp32") values.push_back(Number(bits.Take(32), 8, 23));
-    if (name == "fp16") values.push_back(Number(bits.Take(16), 5, 10));
-    if (name == "bf16") values.push_back(Number(bits.Take(16), 8, 7));
+    values.push_back(Number(bits.Take(1 + exponent + mantissa), exponent, mantissa));
   }
   EXPECT_EQ(bits.byte(), payload.size());
   return values;
 }
 
-double AllowedError(const CodecCase& c, double x, double block_max) {
+ErrorBound AllowedError(const CodecCase& c) {
   const std::string name = c.name();
-  const double magnitude = std::abs(x);
   // Half a unit in the last place: relative where numbers are normal, absolute where subnormal.
-  if (name == "fp32") return 0;
-  if (name == "fp16") return std::max(magnitude * 0x1p-11, 0x1p-25);
-  if (name == "bf16") return std::max(magnitude * 0x1p-8, 0x1p-134);
+  if (name == "fp32") return [](double, double) { return 0.0; };
+  if (name == "fp16") {
+    return [](double x, double) { return std::max(std::abs(x) * 0x1p-11, 0x1p-25); };
+  }
+  if (name == "bf16") {
+    return [](double x, double) { return std::max(std::abs(x) * 0x1p-8, 0x1p-134); };
+  }
   // Of top-k and random k, what is not sent is lost whole (what is kept: error_test.cc); of a
   // scaled random k, what is sent stands for `stride` elements.
-  if (name == "topk") {
-    return c.has("ternary") ? magnitude + std::max(4096.0, block_max) : magnitude * (1 + 0x1p-20);
+  if (name == "topk" && c.has("ternary")) {
+    return [](double x, double max) { return std::abs(x) + std::max(4096.0, max); };
   }
+  if (name == "topk") return [](double x, double) { return std::abs(x) * (1 + 0x1p-20); };
   if (name == "randk") {
     const double fraction = std::stod(c.spec.substr(c.spec.find('(') + 1));
     const double stride = c.has("scaled=no") ? 1 : std::round(1 / fraction);
-    return std::max(magnitude * std::max(1.0, (stride - 1) * (1 + 0x1p-20)), 0x1p-25);
+    const double most = std::max(1.0, (stride - 1) * (1 + 0x1p-20));
+    return [most](double x, double) { return std::max(std::abs(x) * most, 0x1p-25); };
   }
   // A projection's part of an element is within the norm of its column (and all of it together
   // within the tensor's: error_test.cc).
-  if (name == "powersgd") return magnitude + 1.001 * 4097 * 1026;
+  if (name == "powersgd") {
+    return [](double x, double) { return std::abs(x) + 1.001 * 4097 * 1026; };
+  }
+  const auto of_block_max = [](double factor) {
+    return [factor](double, double max) { return factor * max; };
+  };
   // At worst an element has the whole tile in its cells (those that it has: error_test.cc; how near
   // it comes nearly always: sketch_test.cc).
-  if (name == "sketch") return 1.001 * static_cast<double>(c.block) * block_max;
+  if (name == "sketch") return of_block_max(1.001 * static_cast<double>(c.block));
   // A rotation spreads errors over the block: by the triangle inequality, with room (of a block
   // together: error_test.cc and eden_test.cc).
-  if (name == "eden") return 3 * std::sqrt(static_cast<double>(c.block)) * block_max;
+  if (name == "eden") return of_block_max(3 * std::sqrt(static_cast<double>(c.block)));
   if (name == "hq" || c.has("vote")) {
     const double step = std::ldexp(1.0, -Option(c, "step", 12));
-    const double most = step * (c.has("vote") ? 1 : Option(c, "bits", 8) == 4 ? 7 : 127);
-    if (c.has("vote")) return std::max(magnitude, step);
-    return std::max(magnitude - most, c.stochastic ? step : step / 2);
+    if (c.has("vote")) return [step](double x, double) { return std::max(std::abs(x), step); };
+    const double most = step * (Option(c, "bits", 8) == 4 ? 7 : 127);
+    const double rounding = c.stochastic ? step : step / 2;
+    return [=](double x, double) { return std::max(std::abs(x) - most, rounding); };
   }
   // Of the right sign, and between 0 and the largest.
-  if (name == "sign") return block_max * (1 + 0x1p-22) + 0x1p-149;
-  if (block_max == 0) return 0;
+  if (name == "sign") return [](double, double max) { return max * (1 + 0x1p-22) + 0x1p-149; };
   if (name == "mxint8" || name == "mxfp4" || name == "mxfp8") {
     // Mantissa bits, the exponent of the largest power of two, and of the smallest number.
-    const bool e5m2 = c.has("e5m2");
-    const int mantissa = name == "mxint8" ? 6 : name == "mxfp4" ? 1 : e5m2 ? 2 : 3;
-    const int most = name == "mxint8" ? 0 : name == "mxfp4" ? 2 : e5m2 ? 15 : 8;
-    const int least = name == "mxint8" ? -6 : name == "mxfp4" ? -1 : e5m2 ? -16 : -9;
-    const int scale = std::max(std::ilogb(block_max) - most, -127);
-    // Half a unit in the last place; and the top of the block's binade is cut off at the largest
-    // code.
-    const double half =
-        std::max(magnitude * std::ldexp(1.0, -1 - mantissa), std::ldexp(1.0, scale + least - 1));
-    const double top = std::ldexp(1.0, std::ilogb(block_max));
-    // Of a binade from 1 to 2, 1.75 are mxfp8's largest and 1.5 mxfp4's.
-    const double beyond = magnitude / (name == "mxfp4" ? 4 : 8);
-    const double cut = name == "mxint8" ? top * 0x1p-6 : magnitude >= top ? beyond : 0;
-    return std::max(half, cut);
+    const bool int8 = name == "mxint8", fp4 = name == "mxfp4", e5m2 = c.has("e5m2");
+    const int mantissa = int8 ? 6 : fp4 ? 1 : e5m2 ? 2 : 3;
+    const int most = int8 ? 0 : fp4 ? 2 : e5m2 ? 15 : 8;
+    const int least = int8 ? -6 : fp4 ? -1 : e5m2 ? -16 : -9;
+    const double relative = std::ldexp(1.0, -1 - mantissa);
+    return [=](double x, double max) {
+      if (max == 0) return 0.0;
+      const double magnitude = std::abs(x);
+      const int binade = std::ilogb(max);
+      const int scale = std::max(binade - most, -127);
+      // Half a unit in the last place; and the top of the block's binade is cut off at the largest
+      // code.
+      const double half = std::max(magnitude * relative, std::ldexp(1.0, scale + least - 1));
+      const double top = std::ldexp(1.0, binade);
+      // Of a binade from 1 to 2, 1.75 are mxfp8's largest and 1.5 mxfp4's.
+      const double beyond = magnitude / (fp4 ? 4 : 8);
+      return std::max(half, int8 ? top * 0x1p-6 : magnitude >= top ? beyond : 0);
+    };
   }
+  const bool e5m2 = c.has("e5m2");
   const double levels = name == "int8"   ? 127
                         : name == "int4" ? 7
                         : name == "int2" ? 1
-                        : c.has("e5m2")  ? 57344
+                        : e5m2           ? 57344
                                          : 448;
   // The scale is max/levels or up to two roundings more; stochastic rounding moves by less than one
   // unit.
-  const double scale = block_max / levels * (1 + 0x1p-22) + 0x1p-149;
+  const auto scale = [levels](double max) { return max / levels * (1 + 0x1p-22) + 0x1p-149; };
   if (name == "fp8") {
-    const double smallest = scale * (c.has("e5m2") ? 0x1p-17 : 0x1p-10) * 1.001;
-    return std::max(magnitude * (c.has("e5m2") ? 0x1p-3 : 0x1p-4) * 1.001, smallest) + 0x1p-149;
+    const double relative = (e5m2 ? 0x1p-3 : 0x1p-4) * 1.001;
+    const double smallest = (e5m2 ? 0x1p-17 : 0x1p-10) * 1.001;
+    return [=](double x, double max) {
+      if (max == 0) return 0.0;
+      return std::max(std::abs(x) * relative, scale(max) * smallest) + 0x1p-149;
+    };
   }
-  return scale * (c.stochastic ? 1 + 0x1p-16 : 0.5 + 0x1p-16);
+  const double units = c.stochastic ? 1 + 0x1p-16 : 0.5 + 0x1p-16;
+  return [=](double, double max) { return max == 0 ? 0 : scale(max) * units; };
 }
 
 }  // namespace tributary::compression

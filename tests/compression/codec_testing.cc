@@ -1,6 +1,8 @@
 // Helpers of the codec tests.
 #include "codec_testing.h"
 
+#include <malloc.h>
+
 #include <algorithm>
 #include <bit>
 #include <cfenv>
@@ -8,13 +10,23 @@
 #include <cstdio>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <set>
+#include <utility>
 
 #include "base/philox.h"
 #include "gtest/gtest.h"
 #include "hwy/targets.h"
 
 namespace tributary::compression {
+namespace {
+
+// What one case frees, megabytes of it, stays for the next: or each would be given new pages, a
+// quarter of the tests' time.
+[[maybe_unused]] const bool kMemoryStays =
+    mallopt(M_MMAP_THRESHOLD, 32 << 20) != 0 && mallopt(M_TRIM_THRESHOLD, 1 << 30) != 0;
+
+}  // namespace
 
 const std::vector<CodecCase>& AllCases() {
   static const auto* cases = new std::vector<CodecCase>{
@@ -101,38 +113,106 @@ std::vector<float> RandomFloats(uint64_t seed, uint64_t n, double deviation) {
   return x;
 }
 
-std::vector<float> MakeInput(const std::string& pattern, uint64_t n) {
-  if (pattern == "deltas") return RandomFloats(1, n);
-  std::vector<float> x(n);
-  PhiloxStream random(7);
-  for (uint64_t i = 0; i < n; ++i) {
-    const float sign = random.Next32() % 2 == 0 ? 1.0f : -1.0f;
-    if (pattern == "negative zeros") x[i] = -0.0f;
-    if (pattern == "constant") x[i] = -0.3f;
-    if (pattern == "extremes") x[i] = sign * 4096.0f;
-    if (pattern == "subnormal") x[i] = sign * std::ldexp(1.0f, -149) * (random.Next32() % 300);
-    if (pattern == "outlier") x[i] = i == n / 2 ? -4000.0f : sign * 1e-4f;
-    if (pattern == "heavy tails") {  // without a mean, as Cauchy's
-      const double u = random.NextDouble(), v = random.NextDouble();
-      x[i] = sign * static_cast<float>(std::min(0.01 * u / std::max(v, 1e-9), 4096.0));
-    }
-    if (pattern == "ties") {
+namespace {
+
+// Element i of n of a pattern; all take one number first, for their sign.
+using Element = std::function<float(uint64_t i, float sign, PhiloxStream* random)>;
+
+Element ElementOf(const std::string& pattern, uint64_t n) {
+  if (pattern == "negative zeros") return [](uint64_t, float, PhiloxStream*) { return -0.0f; };
+  if (pattern == "constant") return [](uint64_t, float, PhiloxStream*) { return -0.3f; };
+  if (pattern == "extremes")
+    return [](uint64_t, float sign, PhiloxStream*) { return sign * 4096.0f; };
+  if (pattern == "subnormal") {
+    return [](uint64_t, float sign, PhiloxStream* random) {
+      return sign * std::ldexp(1.0f, -149) * (random->Next32() % 300);
+    };
+  }
+  if (pattern == "outlier") {
+    return
+        [n](uint64_t i, float sign, PhiloxStream*) { return i == n / 2 ? -4000.0f : sign * 1e-4f; };
+  }
+  if (pattern == "heavy tails") {  // without a mean, as Cauchy's
+    return [](uint64_t, float sign, PhiloxStream* random) {
+      const double u = random->NextDouble(), v = random->NextDouble();
+      return sign * static_cast<float>(std::min(0.01 * u / std::max(v, 1e-9), 4096.0));
+    };
+  }
+  if (pattern == "ties") {
+    return [](uint64_t i, float sign, PhiloxStream* random) {
       // Half-way for the grid at f = 30, for bf16, for fp16, and for int8 with scale 1.
       const float ties[] = {std::ldexp(2.0f * (i % 37) + 1, -31), 1 + std::ldexp(i % 8 + 0.5f, -7),
                             1 + std::ldexp(i % 64 + 0.5f, -10), i % 126 + 0.5f};
-      x[i] = i % 16 == 0 ? 127.0f : sign * ties[random.Next32() % 4];
-    }
+      return i % 16 == 0 ? 127.0f : sign * ties[random->Next32() % 4];
+    };
+  }
+  EXPECT_EQ(pattern, "zeros");
+  return [](uint64_t, float, PhiloxStream*) { return 0.0f; };
+}
+
+}  // namespace
+
+const std::vector<float>& MakeInput(const std::string& pattern, uint64_t n) {
+  static auto* kept = new std::map<std::pair<std::string, uint64_t>, std::vector<float>>;
+  const auto [it, fresh] = kept->try_emplace({pattern, n});
+  std::vector<float>& x = it->second;
+  if (!fresh) return x;
+  if (pattern == "deltas") return x = RandomFloats(1, n);
+  const Element element = ElementOf(pattern, n);
+  PhiloxStream random(7);
+  x.resize(n);
+  for (uint64_t i = 0; i < n; ++i) {
+    const float sign = random.Next32() % 2 == 0 ? 1.0f : -1.0f;
+    x[i] = element(i, sign, &random);
   }
   return x;
 }
 
 int64_t ReferenceTerm(double value, const GridFold& grid) {
+  return ReferenceTerms(std::span(&value, 1), grid)[0];
+}
+
+std::vector<int64_t> ReferenceTerms(std::span<const double> values, const GridFold& grid) {
   EXPECT_EQ(std::fegetround(), FE_TONEAREST);
-  const double q = std::nearbyint(std::ldexp(value, grid.fraction_bits));
-  const __int128 term = static_cast<__int128>(q) * grid.weight;
-  EXPECT_LE(term, std::numeric_limits<int64_t>::max()) << value;
-  EXPECT_GE(term, std::numeric_limits<int64_t>::min()) << value;
-  return static_cast<int64_t>(term);
+  const double scale = std::ldexp(1.0, grid.fraction_bits);
+  std::vector<int64_t> terms(values.size());
+  for (size_t i = 0; i < values.size(); ++i) {
+    // There are millions: no macro is called unless something is wrong.
+    const double q = std::nearbyint(values[i] * scale);
+    if (std::abs(q) < 0x1p63) {
+      const __int128 term = __int128{static_cast<int64_t>(q)} * grid.weight;
+      terms[i] = static_cast<int64_t>(term);
+      if (terms[i] == term) continue;
+    }
+    ADD_FAILURE() << values[i] << " overflows at weight " << grid.weight;
+  }
+  return terms;
+}
+
+std::vector<double> BlockMaxima(std::span<const float> x, uint64_t block) {
+  std::vector<double> maxima(x.size());
+  for (size_t i = 0; i < x.size(); i += block) {
+    const size_t end = std::min<size_t>(x.size(), i + block);
+    double max = 0;
+    for (size_t j = i; j < end; ++j) max = std::max(max, std::abs(double{x[j]}));
+    std::fill(maxima.begin() + i, maxima.begin() + end, max);
+  }
+  return maxima;
+}
+
+void ExpectDecoded(std::span<const float> x, std::span<const double> maxima,
+                   std::span<const float> decoded, std::span<const double> values,
+                   const ErrorBound& allowed) {
+  ASSERT_EQ(values.size(), x.size());
+  ASSERT_EQ(decoded.size(), x.size());
+  for (size_t i = 0; i < x.size(); ++i) {
+    const double error = std::abs(values[i] - double{x[i]});
+    if (decoded[i] == static_cast<float>(values[i]) && error <= allowed(double{x[i]}, maxima[i])) {
+      continue;
+    }
+    FAIL() << "element " << i << ": " << x[i] << " was decoded as " << decoded[i] << " from "
+           << values[i] << "; allowed is an error of " << allowed(double{x[i]}, maxima[i]);
+  }
 }
 
 std::shared_ptr<const Codec> Make(const std::string& spec) {

@@ -32,7 +32,8 @@ std::vector<uint64_t> Sizes(const CodecCase& c, bool large);
 
 // Names of input patterns; every element of each is within 4096 and finite.
 const std::vector<std::string>& Patterns();
-std::vector<float> MakeInput(const std::string& pattern, uint64_t n);
+// Made once and kept.
+const std::vector<float>& MakeInput(const std::string& pattern, uint64_t n);
 std::vector<float> RandomFloats(uint64_t seed, uint64_t n, double deviation = 0.01);
 
 // Where docs/wire-format.md adds element i of a tile to a sketch of `columns` columns.
@@ -54,8 +55,16 @@ inline double BoundOf(const CodecCase& c) {
 }
 // weight * rne(value * 2^f) by std::nearbyint and 128-bit integers; fails the test on overflow.
 int64_t ReferenceTerm(double value, const GridFold& grid);
+std::vector<int64_t> ReferenceTerms(std::span<const double> values, const GridFold& grid);
 // How far a decoded value may be from x; `block_max` is the largest |x| of x's block.
-double AllowedError(const CodecCase& c, double x, double block_max);
+using ErrorBound = std::function<double(double x, double block_max)>;
+ErrorBound AllowedError(const CodecCase& c);
+// Of each element's block.
+std::vector<double> BlockMaxima(std::span<const float> x, uint64_t block);
+// `decoded` is `values` as floats, and those are as near to x as `allowed` says.
+void ExpectDecoded(std::span<const float> x, std::span<const double> maxima,
+                   std::span<const float> decoded, std::span<const double> values,
+                   const ErrorBound& allowed);
 
 std::shared_ptr<const Codec> Make(const std::string& spec);
 std::vector<uint8_t> Encode(const Codec& codec, std::span<const float> x,

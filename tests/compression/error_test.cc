@@ -22,12 +22,17 @@ std::vector<float> Decoded(const Codec& codec, const std::vector<Part>& parts, s
   return all;
 }
 
-// The places of the k largest by sorting, the earlier of equals first; zeros never.
-std::vector<bool> KeptBySorting(const std::vector<float>& x, size_t k) {
+// Places, the largest first, the earlier of equals first.
+std::vector<size_t> BySize(const std::vector<float>& x) {
   std::vector<size_t> order(x.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return std::abs(x[a]) > std::abs(x[b]); });
+  return order;
+}
+
+// The first k of the order; zeros never.
+std::vector<bool> Kept(const std::vector<float>& x, const std::vector<size_t>& order, size_t k) {
   std::vector<bool> kept(x.size());
   for (size_t j = 0; j < std::min(k, x.size()); ++j) kept[order[j]] = x[order[j]] != 0;
   return kept;
@@ -60,39 +65,46 @@ double AllowedOfKept(const std::string& values, double x, const KeptNumbers& num
   return std::abs(std::abs(x) - numbers.mean) + numbers.mean * 0x1p-24 + 0x1p-150;
 }
 
+void ExpectOfTopK(const std::string& values, double fraction, const std::vector<float>& x,
+                  const std::vector<bool>& kept) {
+  const auto codec = Make("topk(" + std::to_string(fraction) + ", values=" + values + ")");
+  const std::vector<Part> parts = EncodeParts(*codec, x);
+  const std::vector<float> decoded = Decoded(*codec, parts, x.size());
+  for (const Part& part : parts) {
+    const KeptNumbers numbers = NumbersOf(x, kept, part);
+    // Ternary is exactly the mean, but for the order of a sum in binary64.
+    const auto mean = static_cast<float>(numbers.mean);
+    const float least = std::nextafter(mean, 0.0f);
+    const float most = std::nextafter(mean, std::numeric_limits<float>::infinity());
+    for (uint64_t i = part.first; i < part.first + part.count; ++i) {
+      if (!kept[i]) {
+        ASSERT_EQ(decoded[i], 0) << i;
+        continue;
+      }
+      ASSERT_LE(std::abs(double{decoded[i]} - double{x[i]}),
+                AllowedOfKept(values, double{x[i]}, numbers))
+          << i << ": " << x[i] << " came back as " << decoded[i];
+      if (values != "ternary") continue;
+      ASSERT_EQ(std::signbit(decoded[i]), std::signbit(x[i])) << i;
+      ASSERT_GE(std::abs(decoded[i]), least) << i;
+      ASSERT_LE(std::abs(decoded[i]), most) << i;
+    }
+  }
+}
+
 TEST(StatedError, OfTopKIsThatOfItsValuesWhereElementsAreKeptAndTheElementElsewhere) {
-  for (const std::string values : {"fp32", "fp16", "int8", "ternary"}) {
-    for (const double fraction : {0.003, 0.3, 1.0}) {
-      const auto codec = Make("topk(" + std::to_string(fraction) + ", values=" + values + ")");
-      for (const std::string& pattern : Patterns()) {
-        for (const size_t n : {size_t{1}, size_t{33}, size_t{4097}, 3 * kTileElements + 5}) {
+  for (const std::string& pattern : Patterns()) {
+    for (const size_t n : {size_t{1}, size_t{33}, size_t{4097}, 3 * kTileElements + 5}) {
+      const std::vector<float>& x = MakeInput(pattern, n);
+      const std::vector<size_t> order = BySize(x);
+      for (const double fraction : {0.003, 0.3, 1.0}) {
+        const auto k = std::max(1.0, std::round(fraction * static_cast<double>(n)));
+        const std::vector<bool> kept = Kept(x, order, static_cast<size_t>(k));
+        for (const std::string values : {"fp32", "fp16", "int8", "ternary"}) {
           SCOPED_TRACE(values + " " + std::to_string(fraction) + " of " + std::to_string(n) + ", " +
                        pattern);
-          const std::vector<float> x = MakeInput(pattern, n);
-          const auto k = std::max(1.0, std::round(fraction * static_cast<double>(n)));
-          const std::vector<bool> kept = KeptBySorting(x, static_cast<size_t>(k));
-          const std::vector<Part> parts = EncodeParts(*codec, x);
-          const std::vector<float> decoded = Decoded(*codec, parts, n);
-          for (const Part& part : parts) {
-            const KeptNumbers numbers = NumbersOf(x, kept, part);
-            for (uint64_t i = part.first; i < part.first + part.count; ++i) {
-              if (!kept[i]) {
-                ASSERT_EQ(decoded[i], 0) << i;
-                continue;
-              }
-              ASSERT_LE(std::abs(double{decoded[i]} - double{x[i]}),
-                        AllowedOfKept(values, double{x[i]}, numbers))
-                  << i << ": " << x[i] << " came back as " << decoded[i];
-              if (values != "ternary") continue;
-              ASSERT_EQ(std::signbit(decoded[i]), std::signbit(x[i])) << i;
-              // And exactly that number, but for the order of a sum in binary64.
-              const auto mean = static_cast<float>(numbers.mean);
-              ASSERT_GE(std::abs(decoded[i]), std::nextafter(mean, 0.0f)) << i;
-              ASSERT_LE(std::abs(decoded[i]),
-                        std::nextafter(mean, std::numeric_limits<float>::infinity()))
-                  << i;
-            }
-          }
+          ExpectOfTopK(values, fraction, x, kept);
+          if (HasFatalFailure()) return;
         }
       }
     }
@@ -117,7 +129,7 @@ TEST(StatedError, OfPowerSgdIsWithinTheTensorsNorm) {
     const auto codec = Make(spec);
     for (const std::string& pattern : Patterns()) {
       for (const size_t n : {size_t{1}, size_t{2}, size_t{33}, size_t{4096}, size_t{65537}}) {
-        const std::vector<float> x = MakeInput(pattern, n);
+        const std::vector<float>& x = MakeInput(pattern, n);
         const Squares s = SquaresOf(x, Decoded(*codec, EncodeParts(*codec, x), n));
         // A projection, but for factors that are rounded to float32; of subnormal products nothing
         // is left to project.
@@ -139,7 +151,7 @@ TEST(StatedError, OfEdenLiesAcrossWhatWasEncoded) {
     for (const std::string& pattern : Patterns()) {
       for (const size_t n : {size_t{1}, size_t{31}, size_t{1024}, size_t{4097}, size_t{40000}}) {
         SCOPED_TRACE(std::string(spec) + ", " + std::to_string(n) + " of " + pattern);
-        const std::vector<float> x = MakeInput(pattern, n);
+        const std::vector<float>& x = MakeInput(pattern, n);
         const std::vector<float> decoded = Decoded(*codec, EncodeParts(*codec, x), n);
         for (size_t at = 0; at < n; at += block) {
           const size_t count = std::min(block, n - at);
@@ -166,7 +178,7 @@ TEST(StatedError, OfASketchIsWhatSharesAnElementsCells) {
     const uint64_t rows = c.has("rows=1") ? 1 : c.has("rows=3") ? 3 : 5;
     const double fraction = std::stod(c.spec.substr(c.spec.find('(') + 1));
     for (const std::string& pattern : Patterns()) {
-      const std::vector<float> x = MakeInput(pattern, kTileElements);
+      const std::vector<float>& x = MakeInput(pattern, kTileElements);
       const std::vector<Part> parts = EncodeParts(*codec, x);
       ASSERT_EQ(parts.size(), 1u);
       uint64_t key;
@@ -249,29 +261,21 @@ TEST(StatedError, HoldsAtTheLargestNumbersThatEachCodecTakesUnderEveryTarget) {
   for (const LargestRow& row : LargestRows()) {
     const CodecCase& c = row.codec;
     const auto codec = Make(c.spec);
+    const ErrorBound allowed = AllowedError(c);
     for (const size_t n : {size_t{1}, size_t{100}, size_t{4097}}) {
       for (const std::vector<float>& x : LargestInputs(row.largest, n)) {
-        std::vector<uint8_t> first;
+        const std::vector<double> maxima = BlockMaxima(x, c.block);
+        const std::vector<uint8_t> first = Encode(*codec, x);
+        const std::vector<double> values = ReferenceValues(c, first, n);
         ForEachTarget([&](const std::string& target) {
           SCOPED_TRACE(c.spec + ", " + std::to_string(n) + " elements, " + target);
           const std::vector<uint8_t> payload = Encode(*codec, x);
-          if (first.empty()) first = payload;
           ASSERT_EQ(payload, first);
           const PiecedBytes pieced{ByteSpan(payload)};
           ASSERT_EQ(codec->Validate(pieced, n, 1e300), absl::OkStatus());
           std::vector<float> decoded(n);
           codec->Decode(pieced, decoded);
-          const std::vector<double> values = ReferenceValues(c, payload, n);
-          for (size_t i = 0; i < n; ++i) {
-            const size_t block = i / c.block * c.block;
-            double largest = 0;
-            for (size_t j = block; j < std::min<size_t>(n, block + c.block); ++j) {
-              largest = std::max(largest, std::abs(double{x[j]}));
-            }
-            ASSERT_EQ(decoded[i], static_cast<float>(values[i])) << i;
-            ASSERT_LE(std::abs(values[i] - double{x[i]}), AllowedError(c, double{x[i]}, largest))
-                << i << ": " << x[i] << " came back as " << values[i];
-          }
+          ExpectDecoded(x, maxima, decoded, values, allowed);
         });
         if (HasFatalFailure()) return;
       }

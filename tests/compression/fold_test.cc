@@ -20,12 +20,14 @@ std::vector<int64_t> Start(uint64_t n) {
 void ExpectFoldOfPart(const CodecCase& c, const Codec& codec, const Part& part,
                       const GridFold& grid) {
   const std::vector<double> values = ReferenceValues(c, part.payload, part.count);
+  const std::vector<int64_t> terms = ReferenceTerms(values, grid);
   std::vector<int64_t> acc = Start(part.count), expected = acc;
   for (size_t i = 0; i < acc.size(); ++i) {
-    expected[i] = static_cast<int64_t>(static_cast<uint64_t>(expected[i]) +
-                                       static_cast<uint64_t>(ReferenceTerm(values[i], grid)));
+    expected[i] =
+        static_cast<int64_t>(static_cast<uint64_t>(expected[i]) + static_cast<uint64_t>(terms[i]));
   }
   codec.Fold(PiecedBytes(ByteSpan(part.payload)), 0, part.count, grid, acc.data());
+  if (acc == expected) return;
   for (size_t i = 0; i < acc.size(); ++i) {
     ASSERT_EQ(acc[i], expected[i])
         << c.spec << " element " << i << " of " << part.count << " from " << part.first << ": "
@@ -46,6 +48,7 @@ TEST(Fold, EqualsRoundingInDoubleAndIntegerArithmeticAtEverySizeAndPattern) {
       for (const uint64_t n : Sizes(c, large)) {
         SCOPED_TRACE(pattern);
         ExpectFold(c, MakeInput(pattern, n), {.fraction_bits = 30, .weight = 601});
+        if (HasFatalFailure()) return;
       }
     }
   }
@@ -116,14 +119,17 @@ TEST(Fold, IsRightAcrossTheChangeFromNarrowToWideProducts) {
 
 // Sixteen updates at once, of different weights, one of them in pieces: as one after the other.
 TEST(Fold, OfManyUpdatesAtOnceEqualsOneAfterTheOther) {
+  constexpr uint64_t kElements = 2 * kTileElements + 3001;
+  std::vector<std::vector<float>> inputs;
+  for (uint64_t u = 0; u < 16; ++u) {
+    inputs.push_back(RandomFloats(u, kElements, u % 4 == 2 ? 1e-3 : 0.1));
+  }
   for (const CodecCase& c : AllCases()) {
     const auto codec = Make(c.spec);
-    constexpr uint64_t kElements = 2 * kTileElements + 3001;
     const int64_t weights[] = {1, 600, (int64_t{1} << 31) + 5, -7};
     std::vector<std::vector<uint8_t>> payloads;
     for (uint64_t u = 0; u < 16; ++u) {
-      payloads.push_back(Encode(*codec, RandomFloats(u, kElements, u % 4 == 2 ? 1e-3 : 0.1),
-                                {.key = u, .round = 1}));
+      payloads.push_back(Encode(*codec, inputs[u], {.key = u, .round = 1}));
     }
     std::vector<PiecedBytes> whole;
     for (const auto& payload : payloads) whole.emplace_back(ByteSpan(payload));
@@ -156,17 +162,17 @@ TEST(Fold, OfManyUpdatesAtOnceIsTheSameOnEveryTarget) {
     const auto codec = Make(c.spec);
     for (const size_t updates : {2, 3, 15, 16, 17, 35}) {
       for (const uint64_t n : {uint64_t{63}, uint64_t{64}, uint64_t{200}, uint64_t{1024 + 77}}) {
+        std::vector<std::vector<uint8_t>> payloads;
+        std::vector<PiecedBytes> pieces;
+        for (size_t u = 0; u < updates; ++u) {
+          // Elements up to 6 reach 2^31 at f = 30, so that products are wide.
+          std::vector<float> x = RandomFloats(u, n, u % 5 == 4 ? 3.0 : 0.01);
+          if (u == 1) x.assign(n, 0.0f);
+          payloads.push_back(Encode(*codec, x, {.key = u, .round = 1}));
+        }
+        for (const auto& payload : payloads) pieces.emplace_back(ByteSpan(payload));
         for (const int64_t heaviest : kHeaviest) {
-          std::vector<std::vector<uint8_t>> payloads;
-          std::vector<PiecedBytes> pieces;
           std::vector<FoldPart> parts;
-          for (size_t u = 0; u < updates; ++u) {
-            // Elements up to 6 reach 2^31 at f = 30, so that products are wide.
-            std::vector<float> x = RandomFloats(u, n, u % 5 == 4 ? 3.0 : 0.01);
-            if (u == 1) x.assign(n, 0.0f);
-            payloads.push_back(Encode(*codec, x, {.key = u, .round = 1}));
-          }
-          for (const auto& payload : payloads) pieces.emplace_back(ByteSpan(payload));
           for (size_t u = 0; u < updates; ++u) {
             parts.push_back({&pieces[u], 0, heaviest - static_cast<int64_t>(u)});
           }
@@ -194,15 +200,20 @@ TEST(Fold, OfManyUpdatesAtOnceIsTheSameOnEveryTarget) {
 TEST(Fold, OfManyUpdatesIsRightForScalesOfEverySize) {
   for (const CodecCase& c :
        {CodecCase{"int8(rounding=nearest)", 128}, CodecCase{"int4(rounding=nearest)", 128},
-        CodecCase{"mxint8", 32}, CodecCase{"fp8", 128}}) {
+        CodecCase{"mxint8", 32}, CodecCase{"mxfp4", 32}, CodecCase{"mxfp8", 32},
+        CodecCase{"mxfp8(format=e5m2)", 32}, CodecCase{"fp8", 128},
+        CodecCase{"fp8(format=e5m2)", 128}}) {
     const auto codec = Make(c.spec);
     constexpr uint64_t kElements = 128;
     for (const int f : {0, 15, 30, 44}) {
       for (int exponent = -149; exponent <= 31 - f; exponent += 3) {
         std::vector<std::vector<uint8_t>> payloads;
         for (uint64_t u = 0; u < 5; ++u) {
-          std::vector<float> x = RandomFloats(u + 5, kElements, std::ldexp(0.4, exponent));
-          x[7] = std::ldexp(127.0f / 128, exponent);  // scales of few bits: ties
+          // One update's block is all zeros, another's smaller than the others'.
+          const double times = u == 3 ? 0 : u == 4 ? 0x1p-9 : 1;
+          std::vector<float> x = RandomFloats(u + 5, kElements, times * std::ldexp(0.4, exponent));
+          // Scales of few bits: ties.
+          x[7] = static_cast<float>(times * std::ldexp(127.0 / 128, exponent));
           payloads.push_back(Encode(*codec, x));
         }
         std::vector<PiecedBytes> pieces;

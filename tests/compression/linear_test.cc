@@ -125,15 +125,18 @@ void Add(const Sums& from, Sums* to) {
 TEST(Linear, SummedInCompressedFormAtTwoRacksAndDecodedAtTheRootIsDecodedEachAndSummedToTheBit) {
   constexpr uint64_t kElements = kTileElements + 5003;
   constexpr uint32_t kClients = 40;
+  std::vector<std::vector<float>> inputs;
+  for (uint32_t client = 0; client < kClients; ++client) {
+    inputs.push_back(RandomFloats(client, kElements, 0.03));
+  }
   for (const char* spec : kSpecs) {
     const auto codec = Make(spec);
     std::vector<std::optional<uint64_t>> places;
     Sums racks[2], root;
     std::vector<int64_t> one_by_one(kElements);
     for (uint32_t client = 0; client < kClients; ++client) {
-      const std::vector<float> x = RandomFloats(client, kElements, 0.03);
       const auto payload =
-          Encode(*codec, x, {.key = client, .round = 3, .tensor = 1, .shared_key = 7});
+          Encode(*codec, inputs[client], {.key = client, .round = 3, .tensor = 1, .shared_key = 7});
       const GridFold grid{.fraction_bits = kFractionBits, .weight = 1 + 977 * client};
       const Compressed read = Read(*codec, payload, kElements);
       Sums& rack = racks[client * 7 % 3 == 0 ? 0 : 1];
@@ -144,9 +147,8 @@ TEST(Linear, SummedInCompressedFormAtTwoRacksAndDecodedAtTheRootIsDecodedEachAnd
       // The first client's places are everyone's: sums need to know nothing else.
       if (client == 0) places = read.places;
       ASSERT_EQ(read.places, places) << spec << ", client " << client;
-      for (size_t j = 0; j < read.numbers.size(); ++j) {
-        rack.compressed[j] += ReferenceTerm(read.numbers[j], grid);
-      }
+      const std::vector<int64_t> terms = ReferenceTerms(read.numbers, grid);
+      for (size_t j = 0; j < terms.size(); ++j) rack.compressed[j] += terms[j];
       const CutBytes cut(payload, client, 500);
       for (uint64_t at = 0; at < kElements; at += kTileElements) {
         codec->Fold(cut.bytes(), at, std::min(kTileElements, kElements - at), grid,

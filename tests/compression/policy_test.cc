@@ -33,9 +33,10 @@ TEST(CodecPolicy, KeepsSmallAndOneDimensionalTensorsInFp32UnlessTold) {
   EXPECT_EQ(NameFor(*told, "w", 4095, 2), "fp16");
   EXPECT_EQ(NameFor(*told, "bias", 1 << 20, 1), "fp16");
   EXPECT_EQ(NameFor(*told, "w", 4096, 2), "int4");
-  // Codecs of a byte and more take every tensor, unless a rule says otherwise.
-  EXPECT_EQ(NameFor(*Policy("int8"), "bias", 3, 1), "int8");
-  EXPECT_EQ(NameFor(*Policy("int8; small=fp32"), "bias", 3, 1), "fp32");
+  // Codecs of a byte and more too; top-k across the model alone takes every tensor.
+  EXPECT_EQ(NameFor(*Policy("int8"), "bias", 3, 1), "fp32");
+  EXPECT_EQ(NameFor(*Policy("int8; small=int8"), "bias", 3, 1), "int8");
+  EXPECT_EQ(NameFor(*Policy("topk(0.01, across=model)"), "bias", 3, 1), "topk");
 }
 
 TEST(CodecPolicy, TakesTheFirstRuleWhosePatternIsTheTensorsName) {
@@ -258,13 +259,13 @@ TEST(Stage, IsKeptOnlyWhereItWins) {
   const auto codec = Make("fp32 | zstd");
   std::vector<float> zeros(10000), noise = RandomFloats(3, 10000);
   std::vector<uint8_t> out;
-  auto form = codec->EncodeSegment(zeros, {}, &out, {});
+  auto form = codec->EncodeSegment(zeros, {}, &out);
   ASSERT_TRUE(form.ok()) << form.status();
   EXPECT_EQ(form->id, CodecId::kZstd);
   EXPECT_LT(out.size(), 100u);
   for (float& v : noise) v = v * 1.2345f;
   out.clear();
-  form = Make("int8 | lz4")->EncodeSegment(noise, {}, &out, {});
+  form = Make("int8 | lz4")->EncodeSegment(noise, {}, &out);
   ASSERT_TRUE(form.ok()) << form.status();
   EXPECT_EQ(form->id, CodecId::kInt8);
   EXPECT_EQ(form->parameter, 128u);

@@ -34,15 +34,11 @@ TEST(Encode, RefusesWhatIsNotFiniteNamesTheElementAndAppendsNothing) {
     for (const float bad : {kNan, -kNan, kInfinity, -kInfinity}) {
       for (const size_t at : {size_t{0}, size_t{77}, size_t{4096}, size_t{5002}}) {
         std::vector<float> x = RandomFloats(1, 5003);
-        const std::vector<float> before = x;
         x[at] = bad;
         std::vector<uint8_t> out = {7};
-        std::vector<float> residual(x.size(), 3);
         ForEachTarget([&](const std::string&) {
-          ExpectRefused(codec->Encode(x, {}, &out, residual),
-                        "element " + std::to_string(at) + " ");
+          ExpectRefused(codec->Encode(x, {}, &out), "element " + std::to_string(at) + " ");
           EXPECT_EQ(out, std::vector<uint8_t>{7});
-          EXPECT_EQ(residual, std::vector<float>(x.size(), 3));
         });
       }
     }

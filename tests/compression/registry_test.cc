@@ -172,9 +172,9 @@ struct Promises {
 const Promises kPromises[] = {
     {"int64", true, true, false, true, kAll, "integers, and integers add up"},
     {"fp32", false, true, false, true, kAll, "exact; but floats that are added round"},
-    {"fp16", false, false, false, true, kAll, "rounds to nearest, to 11 bits"},
-    {"bf16", false, false, false, true, kAll, "rounds to nearest, to 8 bits"},
-    {"int8", false, true, false, false, kAll,
+    {"fp16", false, false, false, true, kLarge, "rounds to nearest, to 11 bits"},
+    {"bf16", false, false, false, true, kLarge, "rounds to nearest, to 8 bits"},
+    {"int8", false, true, false, false, kLarge,
      "QSGD's stochastic rounding (Alistarh et al. 2017); scales differ from block to block"},
     {"int4", false, true, false, false, kLarge, "as int8"},
     {"int2", false, true, false, false, kLarge,
@@ -231,7 +231,7 @@ TEST(Capabilities, OfEveryCodecAreWhatItsDefinitionSays) {
 
 TEST(Capabilities, OfParametersThatChangeThemAreWhatTheirDefinitionsSay) {
   for (const Promises& row : std::initializer_list<Promises>{
-           {"int8(rounding=nearest)", false, false, false, true, kAll, "no random numbers"},
+           {"int8(rounding=nearest)", false, false, false, true, kLarge, "no random numbers"},
            {"int4(rounding=nearest)", false, false, false, true, kLarge, "likewise"},
            {"int2(rounding=nearest)", false, false, false, true, kLarge, "likewise"},
            {"hq(rounding=nearest)", true, false, true, true, kLarge, "likewise"},

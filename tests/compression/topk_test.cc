@@ -8,6 +8,7 @@
 #include "base/philox.h"
 #include "codec_testing.h"
 #include "compression/internal/sparse.h"
+#include "compression/internal/sparse_kernels.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -246,6 +247,126 @@ TEST(TopK, RefusesValuesAndScalesThatAreNotNumbersOrBeyondTheBound) {
       EXPECT_EQ(with(-1), absl::StatusCode::kInvalidArgument) << spec;
     }
   }
+}
+
+// A sample of every 65th element sees none but large ones, and guesses a threshold far too high.
+TEST(TopK, KeepsTheLargestWhereASampleMisleads) {
+  std::vector<float> x = RandomFloats(21, 70000);
+  for (size_t i = 0; i < x.size(); i += 65) x[i] += 100;
+  const auto codec = MakeTopK({.fraction = 4000.0 / 70000});
+  EXPECT_EQ(Decoded(*codec, Encode(*codec, x), x.size()), KeptBySorting(x, 4000));
+}
+
+// Sums wait in a queue that all updates of a pass share: short tiles, empty ones, several to a
+// payload, of which the last is folded in part.
+TEST(TopK, ManyUpdatesAreFoldedAsEachAloneWouldBe) {
+  const uint64_t n = 2 * kTileElements + 100, count = 2 * kTileElements + 50;
+  for (const char* spec :
+       {"topk(1)", "topk(1, values=fp16)", "topk(1, values=int8)", "topk(1, values=ternary)"}) {
+    const auto codec = Make(spec);
+    std::vector<std::vector<uint8_t>> payloads;
+    std::vector<int64_t> expected(count, 5), sums(count, 5);
+    const std::vector<size_t> kept = {1, 0, 63, 64, 65, 127, 128, 129, 1000, 2, 191};
+    for (size_t u = 0; u < kept.size(); ++u) {
+      std::vector<float> x(n);
+      for (size_t j = 0; j < kept[u]; ++j) {
+        x[(j * j * 7 + u) % kTileElements] = j % 3 == 0 ? -0.75f : 0.1f;
+        x[n - 1 - j % 100] = 0.5f;
+      }
+      payloads.push_back(Encode(*codec, x));
+      const std::vector<float> values = Decoded(*codec, payloads.back(), n);
+      for (size_t i = 0; i < count; ++i) {
+        expected[i] += static_cast<int64_t>(u + 1) * std::llrint(std::ldexp(values[i], 20));
+      }
+    }
+    std::vector<PiecedBytes> pieced;
+    for (const auto& payload : payloads) pieced.emplace_back(ByteSpan(payload));
+    std::vector<FoldPart> parts;
+    for (size_t u = 0; u < pieced.size(); ++u) {
+      parts.push_back({&pieced[u], 0, static_cast<int64_t>(u + 1)});
+    }
+    codec->FoldMany(parts, count, 20, sums.data());
+    EXPECT_EQ(sums, expected) << spec;
+  }
+}
+
+// Floats that compare as none, few or all; -0, subnormals and what is just at a limit among them.
+std::vector<float> AwkwardFloats(size_t n) {
+  const float some[] = {0, -0.0f, 1, -1, 0x1p-149f, -0x1p-149f, 2, -2, 0x1.000002p0f, 0.5f};
+  PhiloxStream random(n);
+  std::vector<float> x(n);
+  for (size_t i = 0; i < n; ++i) x[i] = n % 5 == 0 ? 0.0f : some[random.NextBelow(10)];
+  return x;
+}
+
+TEST(SparseKernels, CollectWhatComparisonsOneByOneDoOnEveryTarget) {
+  const uint32_t one = 0x3F800000, two = 0x40000000;
+  ForEachTarget([&](const std::string&) {
+    for (size_t n = 0; n < 300; ++n) {
+      const std::vector<float> x = AwkwardFloats(n);
+      std::vector<float> above, between;
+      std::vector<uint16_t> places;
+      size_t ones = 0, after_third = 0, last = 0;
+      bool any = false;
+      for (size_t i = 0; i < n; ++i) {
+        const float v = std::abs(x[i]);
+        any = any || v != 0;
+        if (v > 1) {
+          above.push_back(x[i]);
+          places.push_back(static_cast<uint16_t>(1000 + i));
+        }
+        if (v >= 1 && v < 2) between.push_back(x[i]);
+        if (v != 1) continue;
+        last = i + 1;
+        if (++ones == 3) after_third = i + 1;
+      }
+      std::vector<float> found(n + kKeptRoom);
+      std::vector<uint16_t> at(n + kKeptRoom);
+      found.resize(CollectAbove(x.data(), n, one, 1000, at.data(), found.data()));
+      at.resize(found.size());
+      EXPECT_EQ(found, above) << n;
+      EXPECT_EQ(at, places) << n;
+      found.resize(n + kKeptRoom);
+      found.resize(CollectBetween(x.data(), n, one, two - 1, found.data()));
+      EXPECT_EQ(found, between) << n;
+      EXPECT_EQ(AnyNonzero(x.data(), n), any) << n;
+      uint64_t ties = 3, many = 1000, none = 0;
+      EXPECT_EQ(AfterTies(x.data(), n, one, &ties), ones < 3 ? last : after_third) << n;
+      EXPECT_EQ(ties, ones < 3 ? 3 - ones : 0) << n;
+      EXPECT_EQ(AfterTies(x.data(), n, one, &many), last) << n;
+      EXPECT_EQ(many, 1000 - ones) << n;
+      EXPECT_EQ(AfterTies(x.data(), n, one, &none), 0u) << n;
+    }
+  });
+}
+
+TEST(SparseKernels, WriteValuesAndTermsAsArithmeticOneByOneDoesOnEveryTarget) {
+  const FoldArgs args{.scale = 0x1p30, .weight = (uint64_t{1} << 20) + 7};
+  ForEachTarget([&](const std::string&) {
+    for (size_t n = 0; n < 70; ++n) {
+      const std::vector<float> x = AwkwardFloats(n);
+      std::vector<uint8_t> signs((n + 7) / 8), quantized(n);
+      PackSigns(x.data(), n, signs.data());
+      QuantizeKept(x.data(), n, 2.0f / 127, quantized.data());
+      std::vector<int64_t> of_floats(n), of_signs(n), of_int8s(n), added(n, 1);
+      TermsOfFloats(reinterpret_cast<const uint8_t*>(x.data()), n, args, of_floats.data());
+      TermsOfSigns(signs.data(), n, 12345, of_signs.data());
+      TermsOfInt8s(quantized.data(), n, args, of_int8s.data());
+      AddSums(of_floats.data(), n, added.data());
+      for (size_t i = 0; i < n; ++i) {
+        const GridFold grid{.fraction_bits = 30, .weight = (int64_t{1} << 20) + 7};
+        const int q = static_cast<int>(std::lrint(x[i] / (2.0f / 127)));
+        EXPECT_EQ(of_floats[i], ReferenceTerm(x[i], grid));
+        EXPECT_EQ(added[i], of_floats[i] + 1);
+        EXPECT_EQ(of_signs[i], x[i] < 0 ? -12345 : 12345);
+        EXPECT_EQ(static_cast<int8_t>(quantized[i]), q);
+        EXPECT_EQ(of_int8s[i], ReferenceTerm(q, grid));
+      }
+      if (n % 8 != 0) {
+        EXPECT_EQ(signs.back() >> n % 8, 0) << "bits after the last sign";
+      }
+    }
+  });
 }
 
 TEST(RandK, AllClientsOfARoundKeepTheSamePlacesSoThatValuesAddUp) {

@@ -11,6 +11,7 @@
 #include "client/trainer/dataset.h"
 #include "client/trainer/split.h"
 #include "client/trainer/trainer.h"
+#include "compression/codec.h"
 #include "compression/policy.h"
 #include "compression/segment.h"
 #include "models/builtin.h"
@@ -157,10 +158,21 @@ absl::Status ProbeCodecs(const ClientConfig& config) {
                    models::BuiltinModel(config.model, config.split.seed));
   ASSIGN_OR_RETURN(const TrainResult update, TrainOnce(config, model));
   ASSIGN_OR_RETURN(const auto rows, ProbeUpdate(*model.layout, update, ProbedSpecs()));
+  uint64_t all = 0, small = 0;
+  for (uint32_t t = 0; t < model.layout->tensors().size(); ++t) {
+    const aggregation::TensorSpec& tensor = model.layout->tensors()[t];
+    if (!aggregation::IsFloat(tensor.dtype)) continue;
+    const uint64_t elements = model.layout->TensorElements(t);
+    all += elements;
+    if (tensor.shape.size() <= 1 || elements < compression::kSmallTensorElements) small += elements;
+  }
   std::printf(
-      "%s, %s: one local epoch on %lld examples; tensors of one dimension or under 4,096 "
-      "elements stay fp32\nexcept under fp16, bf16 and int8\n\n",
-      config.model.c_str(), config.dataset.c_str(), static_cast<long long>(update.weight));
+      "%s, %s: one local epoch on %lld examples\n"
+      "%llu of %llu parameters are in tensors of one dimension or under %llu elements and stay "
+      "fp32;\n\"CODEC; small = CODEC\" takes them, too\n\n",
+      config.model.c_str(), config.dataset.c_str(), static_cast<long long>(update.weight),
+      static_cast<unsigned long long>(small), static_cast<unsigned long long>(all),
+      static_cast<unsigned long long>(compression::kSmallTensorElements));
   std::printf("%-28s %12s %9s %11s %11s  %s\n", "codec", "bytes", "smaller", "NMSE", "encode",
               "error feedback");
   for (const ProbeRow& row : rows) {
