@@ -243,9 +243,8 @@ absl::StatusOr<EncodedDelta> Encode(const aggregation::ModelLayout& layout,
   if (policy.error_feedback()) {
     const absl::StatusOr<aggregation::Grid> given = aggregation::Grid::FromProto(spec.grid());
     if (!given.ok()) {
-      return Annotate(given.status(),
-                      absl::StrCat("the task of round ", spec.round(),
-                                   ", which error feedback needs the grid of"));
+      return Annotate(given.status(), absl::StrCat("the task of round ", spec.round(),
+                                                   ", which error feedback needs the grid of"));
     }
     grid = *given;
   }
