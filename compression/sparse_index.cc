@@ -275,12 +275,16 @@ Threshold FindThreshold(std::span<const std::span<const float>> parts, uint64_t 
   const bool few = elements >= 4096 && k <= elements / 16;
   const uint32_t pivot = few ? LikelyReached(parts, elements, k) : 0;
   if (pivot == 0) return CountDown(parts, k);
+  // Where many are equal, all of them reach it: those are counted where they are.
+  const uint64_t most = elements / 8;
   std::vector<float> reaching;
+  uint64_t reached = 0;
   ForThoseBetween(parts, pivot, kMostBits, [&](std::span<const float> x) {
-    reaching.insert(reaching.end(), x.begin(), x.end());
+    reached += x.size();
+    if (reached <= most) reaching.insert(reaching.end(), x.begin(), x.end());
   });
   const std::span<const float> one = reaching;
-  return reaching.size() < k ? CountDown(parts, k) : CountDown({&one, 1}, k);
+  return reached < k || reached > most ? CountDown(parts, k) : CountDown({&one, 1}, k);
 }
 
 // `ties` is lowered by the ties that x has among its own.

@@ -27,8 +27,9 @@ struct Format {
   std::string_view magic;
   size_t kinds;
 };
+constexpr size_t kBeforeWide = 6;  // kinds, of formats whose residuals and estimates were floats
 constexpr Format kFormats[] = {{kMagic, kKeptKinds},
-                               {"tributary residuals 4\n", 6},
+                               {"tributary residuals 4\n", kBeforeWide},
                                {"tributary residuals 3\n", 5},
                                {"tributary residuals 2\n", 4}};
 
@@ -61,7 +62,9 @@ struct Reader {
   }
 };
 
-Kept LowOf(Kept kind) { return kind == Kept::kEstimate ? Kept::kEstimateLow : Kept::kResidualLow; }
+Kept LowerOf(Kept kind) {
+  return kind == Kept::kEstimate ? Kept::kEstimateLower : Kept::kResidualLower;
+}
 
 uint32_t ChecksumOf(std::string_view bytes) {
   return Crc32c({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()});
@@ -111,6 +114,18 @@ std::string ResidualStore::Serialized() const {
   return all + body;
 }
 
+void ResidualStore::Widen(Tensors* tensors) {
+  for (uint32_t t = 0; t < tensors->size() / kKeptKinds; ++t) {
+    for (const Kept kind : {Kept::kResidual, Kept::kEstimate}) {
+      std::vector<float>& upper = (*tensors)[Slot(t, kind, tensors->size())];
+      std::vector<float>& lower = (*tensors)[Slot(t, LowerOf(kind), tensors->size())];
+      lower.resize(upper.size());
+      const Wide<float> wide{upper, lower};
+      for (size_t i = 0; i < upper.size(); ++i) wide.Set(i, static_cast<double>(upper[i]));
+    }
+  }
+}
+
 bool ResidualStore::Parse(const std::string& bytes) {
   Reader reader{bytes};
   size_t kinds = 0;
@@ -133,13 +148,7 @@ bool ResidualStore::Parse(const std::string& bytes) {
   }
   for (Tensors* tensors : {&committed, &pending}) {
     tensors->resize(tensors->size() / kinds * kKeptKinds);  // new kinds are the last
-    // Earlier releases wrote no low parts.
-    for (uint32_t t = 0; t < tensors->size() / kKeptKinds; ++t) {
-      for (const Kept kind : {Kept::kResidual, Kept::kEstimate}) {
-        const size_t elements = (*tensors)[Slot(t, kind, tensors->size())].size();
-        (*tensors)[Slot(t, LowOf(kind), tensors->size())].resize(elements);
-      }
-    }
+    if (kinds <= kBeforeWide) Widen(tensors);
   }
   identity_ = identity;
   round_ = round;
@@ -188,12 +197,12 @@ std::span<float> ResidualStore::Pending(uint32_t tensor, size_t elements, Kept k
 }
 
 Wide<float> ResidualStore::PendingWide(uint32_t tensor, size_t elements, Kept kind) {
-  return {Pending(tensor, elements, kind), Pending(tensor, elements, LowOf(kind))};
+  return {Pending(tensor, elements, kind), Pending(tensor, elements, LowerOf(kind))};
 }
 
 Wide<const float> ResidualStore::CommittedWide(uint32_t tensor, size_t elements, Kept kind) const {
-  const Wide<const float> kept{Committed(tensor, kind), Committed(tensor, LowOf(kind))};
-  if (kept.high.size() != elements || kept.low.size() != elements) return {};
+  const Wide<const float> kept{Committed(tensor, kind), Committed(tensor, LowerOf(kind))};
+  if (kept.upper.size() != elements || kept.lower.size() != elements) return {};
   return kept;
 }
 

@@ -2,6 +2,7 @@
 // only once the round's outcome says that the update counted.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -16,7 +17,7 @@ namespace tributary::client::internal {
 // its codec never takes one for another.
 // kMemory is the trainer's (client.h); kBasis says what residual, momentum and estimate are of:
 // the rows and columns of dct's planes, or nothing, of the elements themselves. Residual and
-// estimate are Wide numbers: their low parts are kinds of their own.
+// estimate are Wide: their lower halves are kinds of their own.
 enum class Kept : uint32_t {
   kResidual = 0,
   kMomentum = 1,
@@ -24,23 +25,26 @@ enum class Kept : uint32_t {
   kWarm = 3,
   kMemory = 4,
   kBasis = 5,
-  kResidualLow = 6,
-  kEstimateLow = 7
+  kResidualLower = 6,
+  kEstimateLower = 7
 };
 inline constexpr size_t kKeptKinds = 8;
 
-// Numbers as two floats each, the nearest one and what is left over: 48 bits, so that what is up to
-// 2^48 whole units of a grid stays whole. `Float`: float or const float.
+// Doubles whose upper and lower 32 bits lie in two vectors of floats, as all that is kept is
+// floats: not numbers of their own, but their bits. 2^53 whole units of a grid stay whole. `Float`:
+// float or const float.
 template <class Float>
 struct Wide {
-  std::span<Float> high = {}, low = {};
-  size_t size() const { return high.size(); }
+  std::span<Float> upper = {}, lower = {};
+  size_t size() const { return upper.size(); }
   double operator[](size_t i) const {
-    return static_cast<double>(high[i]) + static_cast<double>(low[i]);
+    return std::bit_cast<double>(uint64_t{std::bit_cast<uint32_t>(upper[i])} << 32 |
+                                 std::bit_cast<uint32_t>(lower[i]));
   }
   void Set(size_t i, double value) const {
-    high[i] = static_cast<float>(value);
-    low[i] = static_cast<float>(value - static_cast<double>(high[i]));
+    const auto bits = std::bit_cast<uint64_t>(value);
+    upper[i] = std::bit_cast<float>(static_cast<uint32_t>(bits >> 32));
+    lower[i] = std::bit_cast<float>(static_cast<uint32_t>(bits));
   }
 };
 
@@ -93,6 +97,8 @@ class ResidualStore {
   }
   std::string Serialized() const;
   bool Parse(const std::string& bytes);
+  // Floats of earlier releases' files become doubles.
+  static void Widen(Tensors* tensors);
 
   std::string path_;
   std::string identity_;  // run and layout hash

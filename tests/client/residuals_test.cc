@@ -200,12 +200,66 @@ TEST(Conservation, TheResidualIsInWholeUnitsAfterDecay) {
   expect(4, 0);
 }
 
-TEST(WideNumbers, HoldWholeUnitsUpTo48Bits) {
-  std::vector<float> high(1), low(1);
-  const Wide<float> wide{high, low};
+// At a grid of 2^50 units, which is as fine as one may be, PowerSGD's residuals are as large as its
+// updates.
+TEST(Conservation, HoldsOnTheFinestGrid) {
+  const aggregation::Grid grid{.fraction_bits = 40, .bound = 1024, .max_weight = 8000};
+  const auto layout = *aggregation::ModelLayout::Create(
+      {{"w", {64, 96}, aggregation::DType::kF32, aggregation::Policy::kMean}});
+  const auto policy = *compression::CodecPolicy::Parse("powersgd(rank=2)");
+  constexpr size_t kAll = 64 * 96;
+  ResidualStore store;
+  PhiloxStream random(16);
+  std::vector<int64_t> sums(kAll), updates(kAll);
+  int counted = 0;
+  for (uint64_t round = 1; round <= 10; ++round) {
+    v1::RoundSpec task;
+    task.set_round(round);
+    *task.mutable_grid() = grid.ToProto();
+    TrainResult result;
+    result.floats.emplace_back(kAll);
+    for (float& v : result.floats[0]) {
+      v = static_cast<float>((random.NextDouble() - 0.5) * 400);
+    }
+    const std::vector<float> update = result.floats[0];
+    const auto encoded = Encode(*layout, *policy, task, "client", std::move(result), &store);
+    ASSERT_TRUE(encoded.ok()) << encoded.status();
+    const std::vector<uint8_t>& segment = encoded->segments->front();
+    const PiecedBytes bytes{ByteSpan(segment)};
+    ByteCursor cursor(bytes);
+    const auto header = *compression::ReadSegmentHeader(&cursor);
+    const auto codec = *compression::CodecFromHeader(header.codec, header.parameter);
+    const PiecedBytes payload{ByteSpan(segment).subspan(compression::SegmentHeader::kBytes)};
+    ASSERT_EQ(header.count, kAll);
+    if (!codec->Validate(payload, kAll, grid.bound).ok()) {  // an aggregator refuses it
+      store.Rollback(round);
+      continue;
+    }
+    store.Commit(round);
+    ++counted;
+    codec->Fold(payload, 0, kAll, {.fraction_bits = grid.fraction_bits}, sums.data());
+    for (size_t i = 0; i < kAll; ++i) {
+      updates[i] += std::llrint(std::ldexp(double{update[i]}, grid.fraction_bits));
+    }
+  }
+  ASSERT_GE(counted, 5);
+  const Wide<const float> kept = store.CommittedWide(0, kAll, Kept::kResidual);
+  ASSERT_EQ(kept.size(), kAll);
+  double largest = 0;
+  for (size_t i = 0; i < kAll; ++i) {
+    const double units = std::ldexp(kept[i], grid.fraction_bits);
+    largest = std::max(largest, std::abs(units));
+    ASSERT_EQ(sums[i], updates[i] - static_cast<int64_t>(units)) << i;
+  }
+  EXPECT_GT(largest, 0x1p48) << "two floats would have held them";
+}
+
+TEST(WideNumbers, AreDoubles) {
+  std::vector<float> upper(1), lower(1);
+  const Wide<float> wide{upper, lower};
   PhiloxStream random(15);
   for (int i = 0; i < 100'000; ++i) {
-    const auto units = static_cast<int64_t>(random.Next64() >> (16 + i % 48));
+    const auto units = static_cast<int64_t>(random.Next64() >> (11 + i % 53));
     for (const int64_t n : {units, -units}) {
       const double value = std::ldexp(static_cast<double>(n), -kFractionBits);
       wide.Set(0, value);

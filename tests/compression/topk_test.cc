@@ -257,6 +257,20 @@ TEST(TopK, KeepsTheLargestWhereASampleMisleads) {
   EXPECT_EQ(Decoded(*codec, Encode(*codec, x), x.size()), KeptBySorting(x, 4000));
 }
 
+// Steps of one length, as by signs: all reach any threshold that a sample can propose.
+TEST(TopK, KeepsTheFirstOfManyThatAreEqual) {
+  std::vector<float> x = RandomFloats(22, 70000);
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (i % 4 != 1) x[i] = x[i] < 0 ? -1e-3f : 1e-3f;
+    if (i % 4 == 1) x[i] *= 1e-6f;
+  }
+  for (const size_t large : {12345, 67890}) x[large] = -2;
+  for (const size_t kept : {1, 2, 3, 700, 4000}) {
+    const auto codec = MakeTopK({.fraction = static_cast<double>(kept) / 70000});
+    EXPECT_EQ(Decoded(*codec, Encode(*codec, x), x.size()), KeptBySorting(x, kept)) << kept;
+  }
+}
+
 // Sums wait in a queue that all updates of a pass share: short tiles, empty ones, several to a
 // payload, of which the last is folded in part.
 TEST(TopK, ManyUpdatesAreFoldedAsEachAloneWouldBe) {
