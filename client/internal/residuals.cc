@@ -97,21 +97,31 @@ std::string ResidualStore::Bind(const std::string& run, const std::string& layou
 }
 
 std::string ResidualStore::Serialized() const {
-  std::string body;
-  Append(uint64_t{identity_.size()}, &body);
-  body += identity_;
-  Append(round_, &body);
-  Append(uint64_t{has_pending_}, &body);
+  // One buffer: it is as large as all that is kept, several times a model.
+  size_t bytes = kMagic.size() + identity_.size() + 6 * sizeof(uint64_t);
   for (const Tensors* tensors : {&committed_, &pending_}) {
-    Append(uint64_t{tensors->size()}, &body);
     for (const std::vector<float>& tensor : *tensors) {
-      Append(uint64_t{tensor.size()}, &body);
-      body.append(reinterpret_cast<const char*>(tensor.data()), tensor.size() * sizeof(float));
+      bytes += sizeof(uint64_t) + tensor.size() * sizeof(float);
     }
   }
   std::string all(kMagic);
-  Append(uint64_t{ChecksumOf(body)}, &all);
-  return all + body;
+  all.reserve(bytes);
+  Append(uint64_t{0}, &all);  // the checksum, below
+  const size_t body = all.size();
+  Append(uint64_t{identity_.size()}, &all);
+  all += identity_;
+  Append(round_, &all);
+  Append(uint64_t{has_pending_}, &all);
+  for (const Tensors* tensors : {&committed_, &pending_}) {
+    Append(uint64_t{tensors->size()}, &all);
+    for (const std::vector<float>& tensor : *tensors) {
+      Append(uint64_t{tensor.size()}, &all);
+      all.append(reinterpret_cast<const char*>(tensor.data()), tensor.size() * sizeof(float));
+    }
+  }
+  const uint64_t checksum = ChecksumOf(std::string_view(all).substr(body));
+  std::memcpy(all.data() + kMagic.size(), &checksum, sizeof checksum);
+  return all;
 }
 
 void ResidualStore::Widen(Tensors* tensors) {
