@@ -177,6 +177,7 @@ absl::Status CheckIndices(const TileEntry& entry, const uint8_t* p, uint32_t len
 }
 
 void ReadIndices(const TileEntry& entry, const uint8_t* p, uint16_t* out) {
+  if (entry.tag < kBitmapTag) return RicePlaces(entry, p, out);
   ForEachPlace(entry, p, [&](uint32_t place) { *out++ = static_cast<uint16_t>(place); });
 }
 

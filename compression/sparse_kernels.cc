@@ -13,6 +13,7 @@
 #include "compression/internal/fold-inl.h"
 #include "compression/internal/int8_kernels-inl.h"
 #include "compression/internal/philox-inl.h"
+#include "compression/internal/sparse_places.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -235,6 +236,97 @@ void Add(const int64_t* more, size_t n, int64_t* sums) {
   }
 }
 
+#if HWY_TARGET <= HWY_AVX3 && HWY_COMPILER_GCC_ACTUAL
+#pragma GCC push_options
+#pragma GCC target("avx512vbmi,avx512vbmi2")
+// Remainders of `rice` bits each, at most 8, one a byte: 64 of them are 8 * rice bytes, of which
+// each lane of 64 bits takes the 8 that its own eight remainders lie in.
+void RiceRemainders(const uint8_t* p, size_t bytes, uint32_t rice, uint8_t* out) {
+  alignas(64) uint8_t which[64], shifts[64];
+  for (uint32_t k = 0; k < 64; ++k) {
+    which[k] = static_cast<uint8_t>(k / 8 * rice + k % 8);
+    shifts[k] = static_cast<uint8_t>(k % 8 * rice);
+  }
+  const __m512i index = _mm512_load_si512(which), by = _mm512_load_si512(shifts);
+  const __m512i mask = _mm512_set1_epi8(static_cast<char>((1u << rice) - 1));
+  for (size_t at = 0; at < bytes; at += 8 * rice, out += 64) {
+    const __mmask64 some = bytes - at >= 64 ? ~uint64_t{0} : (uint64_t{1} << (bytes - at)) - 1;
+    const __m512i all = _mm512_maskz_loadu_epi8(some, p + at);
+    const __m512i lanes = _mm512_permutexvar_epi8(index, all);
+    _mm512_storeu_si512(out, _mm512_and_si512(_mm512_multishift_epi64_epi8(by, lanes), mask));
+  }
+}
+
+// The sums of lanes 0 to j of 32.
+HWY_INLINE __m512i PrefixSums(__m512i v, __m512i lane) {
+  const auto add = [&](__mmask32 from, short by) {
+    const __m512i before = _mm512_sub_epi16(lane, _mm512_set1_epi16(by));
+    v = _mm512_add_epi16(v, _mm512_maskz_permutexvar_epi16(from, before, v));
+  };
+  add(0xFFFFFFFE, 1), add(0xFFFFFFFC, 2), add(0xFFFFFFF0, 4), add(0xFFFFFF00, 8);
+  add(0xFFFF0000, 16);
+  return v;
+}
+
+// Place j is at bit u of the unary string, which has u - j zeros before it: the gaps' quotients.
+// So it is ((u - j) << rice) + the remainders up to its own + j; 64 bits at a time.
+void RiceByWords(const TileEntry& entry, const uint8_t* p, uint16_t* out) {
+  const size_t rest_bytes = (size_t{entry.count} * entry.tag + 7) / 8;
+  const size_t unary_bytes = entry.index_bytes - rest_bytes;
+  alignas(64) uint8_t rest[kTileElements + 64];
+  if (entry.tag > 0) {
+    RiceRemainders(p + unary_bytes, rest_bytes, entry.tag, rest);
+  } else {
+    std::memset(rest, 0, entry.count + 64);
+  }
+  alignas(64) uint8_t bytes[64];
+  alignas(64) uint16_t words[32];
+  for (uint8_t k = 0; k < 64; ++k) bytes[k] = k;
+  for (uint16_t k = 0; k < 32; ++k) words[k] = k;
+  const __m512i bit = _mm512_load_si512(bytes), lane = _mm512_load_si512(words);
+  const __m128i rice = _mm_cvtsi32_si128(static_cast<int>(entry.tag));
+  __m512i before = _mm512_setzero_si512();  // remainders
+  size_t done = 0;
+  for (size_t at = 0; at < unary_bytes; at += 8) {
+    uint64_t word = 0;
+    std::memcpy(&word, p + at, std::min<size_t>(8, unary_bytes - at));
+    const auto n = static_cast<size_t>(std::popcount(word));
+    const __m512i set = _mm512_maskz_compress_epi8(word, bit);
+    for (size_t from = 0; from < n; from += 32) {
+      const size_t here = std::min<size_t>(32, n - from);
+      const __m256i half =
+          from == 0 ? _mm512_castsi512_si256(set) : _mm512_extracti64x4_epi64(set, 1);
+      const __m512i u = _mm512_add_epi16(_mm512_cvtepu8_epi16(half),
+                                         _mm512_set1_epi16(static_cast<short>(8 * at)));
+      const __m512i j = _mm512_add_epi16(lane, _mm512_set1_epi16(static_cast<short>(done)));
+      const __m512i own = _mm512_maskz_cvtepu8_epi16(
+          static_cast<__mmask32>((uint64_t{1} << here) - 1),
+          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rest + done)));
+      const __m512i sums = PrefixSums(own, lane);
+      const __m512i quotients = _mm512_sll_epi16(_mm512_sub_epi16(u, j), rice);
+      const __m512i places =
+          _mm512_add_epi16(_mm512_add_epi16(quotients, j), _mm512_add_epi16(sums, before));
+      _mm512_storeu_si512(out + done, places);
+      before = _mm512_add_epi16(before, _mm512_permutexvar_epi16(_mm512_set1_epi16(31), sums));
+      done += here;
+    }
+  }
+}
+#pragma GCC pop_options
+#endif
+
+void PlacesOfRice(const TileEntry& entry, const uint8_t* p, uint16_t* out) {
+#if HWY_TARGET <= HWY_AVX3 && HWY_COMPILER_GCC_ACTUAL
+  static const bool has =
+      __builtin_cpu_supports("avx512vbmi") != 0 && __builtin_cpu_supports("avx512vbmi2") != 0;
+  if (has && entry.tag <= 8) return RiceByWords(entry, p, out);
+#endif
+  ForEachRicePlace(entry, p, [&](uint32_t place) {
+    *out++ = static_cast<uint16_t>(place);
+    return true;
+  });
+}
+
 void Places(uint64_t key, uint32_t tile, uint32_t stride, size_t from, size_t count,
             uint32_t* places) {
   // Stratum j's word is that of a rounding whose counter has the tile above j / 4.
@@ -263,6 +355,7 @@ HWY_EXPORT(FloatTerms);
 HWY_EXPORT(HalfTerms);
 HWY_EXPORT(Int8Terms);
 HWY_EXPORT(SignTerms);
+HWY_EXPORT(PlacesOfRice);
 HWY_EXPORT(Add);
 HWY_EXPORT(Places);
 
@@ -292,6 +385,9 @@ void TermsOfInt8s(const uint8_t* p, size_t n, const FoldArgs& args, int64_t* ter
 }
 void TermsOfSigns(const uint8_t* p, size_t n, int64_t positive, int64_t* terms) {
   HWY_DYNAMIC_DISPATCH(SignTerms)(p, n, positive, terms);
+}
+void RicePlaces(const TileEntry& entry, const uint8_t* p, uint16_t* out) {
+  HWY_DYNAMIC_DISPATCH(PlacesOfRice)(entry, p, out);
 }
 void AddSums(const int64_t* more, size_t n, int64_t* sums) {
   HWY_DYNAMIC_DISPATCH(Add)(more, n, sums);

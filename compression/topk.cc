@@ -346,7 +346,7 @@ absl::Status TopKCodec::Validate(const PiecedBytes& payload, uint64_t n, double 
     if (p == nullptr) return wrong("the scale is missing");
     ASSIGN_OR_RETURN(scale, CheckScale(p, bound));
   }
-  std::vector<uint16_t> places(kTileElements);
+  std::vector<uint16_t> places(kPlacesRoom);
   for (uint64_t tile = 0; tile < TilesOf(n); ++tile) {
     const uint8_t* word = reader.Take(4);
     if (word == nullptr) return wrong(absl::StrCat("tile ", tile, " is missing"));
@@ -393,7 +393,7 @@ void TopKCodec::Decode(const PiecedBytes& payload, std::span<float> out) const {
   if (out.empty()) return;
   Reader reader(payload);
   const float scale = ScaleBytes() > 0 ? LoadLe<float>(reader.Take(4)) : 0;
-  uint16_t places[kTileElements];
+  uint16_t places[kPlacesRoom];
   for (uint64_t tile = 0; tile < TilesOf(out.size()); ++tile) {
     const TileEntry entry = TileEntry::FromWord(LoadLe<uint32_t>(reader.Take(4)));
     if (entry.count == 0) continue;

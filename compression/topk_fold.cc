@@ -5,7 +5,6 @@
 
 #include "compression/internal/sparse.h"
 #include "compression/internal/sparse_kernels.h"
-#include "compression/internal/sparse_places.h"
 
 namespace tributary::compression {
 namespace {
@@ -58,25 +57,26 @@ void SumQueue::Drain() {
 void FoldSparseTile(SparseValues kind, const TileEntry& entry, const uint8_t* p, uint64_t length,
                     float scale, const FoldArgs& args, int64_t* acc, SumQueue* queue) {
   const TileTerms all(kind, p + entry.index_bytes, scale, args);
-  uint16_t places[kTileElements];
+  uint16_t places[kPlacesRoom];
   int64_t terms[kBlock];
-  size_t decoded = 0;
-  ForEachPlace(entry, p, [&](uint32_t place) {
-    places[decoded++] = static_cast<uint16_t>(place);
-    __builtin_prefetch(acc + place, 1, 2);
-    if (decoded % kBlock != 0) return;
-    if (decoded == kBlock) return queue->Drain();
-    size_t from = decoded - 2 * kBlock, n = kBlock;
-    while (n > 0 && places[from + n - 1] >= length) --n;  // they rise
-    all.Write(from, n, terms);
-    AddTerms(places + from, terms, n, acc);
-  });
-  if (decoded < kBlock) queue->Drain();
-  const size_t added = decoded < 2 * kBlock ? 0 : decoded / kBlock * kBlock - kBlock;
-  while (decoded > added && places[decoded - 1] >= length) --decoded;
-  all.Write(added, decoded - added, queue->terms_);
-  std::copy(places + added, places + decoded, queue->places_);
-  queue->count_ = decoded - added;
+  ReadIndices(entry, p, places);
+  size_t n = entry.count;
+  while (n > 0 && places[n - 1] >= length) --n;  // they rise
+  const auto fetch = [&](size_t from, size_t to) {
+    for (size_t j = from; j < to; ++j) __builtin_prefetch(acc + places[j], 1, 2);
+  };
+  size_t added = 0, fetched = std::min(n, kBlock);
+  fetch(0, fetched);
+  queue->Drain();
+  for (; fetched + kBlock <= n; fetched += kBlock, added += kBlock) {
+    fetch(fetched, fetched + kBlock);
+    all.Write(added, kBlock, terms);
+    AddTerms(places + added, terms, kBlock, acc);
+  }
+  fetch(fetched, n);
+  all.Write(added, n - added, queue->terms_);
+  std::copy(places + added, places + n, queue->places_);
+  queue->count_ = n - added;
   queue->acc_ = acc;
 }
 

@@ -36,6 +36,7 @@ inline constexpr uint64_t kMaxSparseTiles = 128;
 inline constexpr uint32_t kBitmapTag = 15;
 inline constexpr uint32_t kStreamVByteTag = 16;  // in the entry: tag 0 and 4,096 more bytes
 inline constexpr size_t kBitmapBytes = kTileElements / 8;  // no places take more
+inline constexpr size_t kPlacesRoom = kTileElements + 64;  // what is written a vector at a time
 
 // A tile's entry in the directory: 0, no non-zeros; else bits 0-14 their number less one, 15-27 the
 // bytes of their places, 28-31 how those are written: 0-14 Golomb-Rice with that parameter, 15 a
@@ -62,7 +63,7 @@ struct TileEntry {
 // Appends the places of a tile's non-zeros (rising, below `length`) in the form that is smallest.
 TileEntry AppendIndices(std::span<const uint16_t> places, uint32_t length,
                         std::vector<uint8_t>* out);
-// The places themselves, to `out` (entry.count of room). INVALID_ARGUMENT says what is wrong with
+// The places themselves, to `out` (kPlacesRoom). INVALID_ARGUMENT says what is wrong with
 // them: bytes that do not match the count, a place at or beyond `length`, bits set after the end.
 absl::Status CheckIndices(const TileEntry& entry, const uint8_t* p, uint32_t length, uint16_t* out);
 // The same of places that CheckIndices has passed.

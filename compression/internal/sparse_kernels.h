@@ -6,11 +6,13 @@
 #include <cstdint>
 
 #include "compression/internal/scalar.h"
+#include "compression/internal/sparse.h"
 
 namespace tributary::compression {
 
 // What kernels that keep some of n elements may write beyond the last one kept: a vector.
 inline constexpr size_t kKeptRoom = 64;
+static_assert(kPlacesRoom >= kTileElements + kKeptRoom);
 
 // Those of n floats whose |bits| are in [low, high], in order, to `out` (room for n + kKeptRoom);
 // their number is returned. Both limits below 2^31, `low` above 0.
@@ -36,6 +38,10 @@ void TermsOfHalves(const uint8_t* p, size_t n, const FoldArgs& args, int64_t* te
 void TermsOfInt8s(const uint8_t* p, size_t n, const FoldArgs& args, int64_t* terms);
 // Of signs, a bit each: `positive` where it is 0, -positive where it is 1.
 void TermsOfSigns(const uint8_t* p, size_t n, int64_t positive, int64_t* terms);
+
+// The places of a tile whose gaps are Golomb-Rice coded, that CheckIndices has passed; `out` has
+// room for kPlacesRoom.
+void RicePlaces(const TileEntry& entry, const uint8_t* p, uint16_t* out);
 
 // sums[i] += more[i]
 void AddSums(const int64_t* more, size_t n, int64_t* sums);

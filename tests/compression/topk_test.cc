@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <numeric>
+#include <set>
 
 #include "base/philox.h"
 #include "codec_testing.h"
@@ -153,11 +154,63 @@ TEST(SparseIndex, ComeBackFromEveryDensityAndLength) {
       const TileEntry again = TileEntry::FromWord(entry.Word());
       ASSERT_EQ(again.count, places.size());
       if (places.empty()) continue;
-      std::vector<uint16_t> back(places.size());
+      std::vector<uint16_t> back(kPlacesRoom);
       ASSERT_EQ(CheckIndices(again, bytes.data(), length, back.data()), absl::OkStatus());
+      back.resize(places.size());
       EXPECT_EQ(back, places) << length << " " << density;
     }
   }
+}
+
+// As docs/wire-format.md has it, bit by bit: for each gap (gap >> rice) zeros and a one; apart from
+// that the gaps' lower bits.
+std::vector<uint8_t> RiceBytes(const std::vector<uint16_t>& places, uint32_t rice) {
+  std::vector<bool> unary, rest;
+  uint32_t next = 0;
+  for (const uint32_t place : places) {
+    const uint32_t gap = place - next;
+    next = place + 1;
+    unary.insert(unary.end(), gap >> rice, false);
+    unary.push_back(true);
+    for (uint32_t b = 0; b < rice; ++b) rest.push_back((gap >> b & 1) != 0);
+  }
+  std::vector<uint8_t> bytes;
+  for (const std::vector<bool>& bits : {unary, rest}) {
+    const size_t first = bytes.size();
+    bytes.resize(first + (bits.size() + 7) / 8);
+    for (size_t i = 0; i < bits.size(); ++i) {
+      if (bits[i]) bytes[first + i / 8] |= static_cast<uint8_t>(1 << i % 8);
+    }
+  }
+  return bytes;
+}
+
+TEST(SparseIndex, GolombRiceOfEveryParameterIsReadOnEveryTarget) {
+  PhiloxStream random(23);
+  int read = 0;
+  for (const uint64_t count : {1, 2, 31, 32, 33, 63, 64, 65, 127, 500, 3000, 12000}) {
+    for (const uint64_t span : {uint64_t{40}, 3 * count, uint64_t{kTileElements}}) {
+      std::set<uint16_t> chosen;
+      const uint64_t end = std::min<uint64_t>(std::max(span, count), kTileElements);
+      while (chosen.size() < count) chosen.insert(static_cast<uint16_t>(random.NextBelow(end)));
+      const std::vector<uint16_t> places(chosen.begin(), chosen.end());
+      for (uint32_t rice = 0; rice <= 14; ++rice) {
+        const std::vector<uint8_t> bytes = RiceBytes(places, rice);
+        if (bytes.size() > kBitmapBytes) continue;
+        ++read;
+        const TileEntry entry{static_cast<uint32_t>(count), static_cast<uint32_t>(bytes.size()),
+                              rice};
+        ForEachTarget([&](const std::string& target) {
+          std::vector<uint16_t> back(kPlacesRoom);
+          ASSERT_EQ(CheckIndices(entry, bytes.data(), kTileElements, back.data()),
+                    absl::OkStatus());
+          back.resize(count);
+          ASSERT_EQ(back, places) << count << " of " << end << ", rice " << rice << ", " << target;
+        });
+      }
+    }
+  }
+  EXPECT_GT(read, 300);
 }
 
 // Runs of neighbours far apart: two bits a neighbour, where Golomb-Rice takes a bit for each that
@@ -176,9 +229,9 @@ TEST(SparseIndex, TakeStreamVByteWhereGapsAreOfVeryDifferentSizes) {
   EXPECT_EQ(bytes[202] | bytes[203] << 8, 1460);
   const TileEntry again = TileEntry::FromWord(entry.Word());
   EXPECT_EQ(again.tag, kStreamVByteTag);
-  std::vector<uint16_t> back(again.count);
+  std::vector<uint16_t> back(kPlacesRoom);
   ASSERT_EQ(CheckIndices(again, bytes.data(), kTileElements, back.data()), absl::OkStatus());
-  EXPECT_EQ(back, places);
+  EXPECT_EQ(std::vector(back.begin(), back.begin() + again.count), places);
   EXPECT_THAT(std::string(CheckIndices(again, bytes.data(), 29239, back.data()).message()),
               HasSubstr("beyond the tile"));
 }
@@ -186,7 +239,7 @@ TEST(SparseIndex, TakeStreamVByteWhereGapsAreOfVeryDifferentSizes) {
 TEST(SparseIndex, RefusesStreamVByteThatDoesNotFit) {
   const auto message = [](uint32_t count, std::vector<uint8_t> bytes) {
     const TileEntry entry{count, static_cast<uint32_t>(bytes.size()), kStreamVByteTag};
-    std::vector<uint16_t> back(count);
+    std::vector<uint16_t> back(kPlacesRoom);
     return std::string(CheckIndices(entry, bytes.data(), 1000, back.data()).message());
   };
   EXPECT_EQ(message(2, {0b1001, 5, 0xE0, 3}), "");  // 5, and 992 after it
