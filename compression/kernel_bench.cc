@@ -120,9 +120,10 @@ class CodecBench {
     }
     bytes_ = encoded.size();
     encoded_ = std::make_unique<LargePages>(bytes_ + kUpdates * kApart);
+    const size_t length = std::max<size_t>(1, tiles_ / kUpdates);
     for (size_t t = 0; t < tiles_; ++t) {
       const size_t from = t == 0 ? 0 : ends[t - 1];
-      uint8_t* const to = encoded_->As<uint8_t>() + from + t / (tiles_ / kUpdates) * kApart;
+      uint8_t* const to = encoded_->As<uint8_t>() + from + t / length * kApart;
       std::copy_n(encoded.data() + from, ends[t] - from, to);
       payloads_.emplace_back(ByteSpan(to, ends[t] - from));
     }
