@@ -274,7 +274,7 @@ HWY_INLINE void Widen(const int8_t* codes, size_t n, int32_t* out) {
     hn::StoreU(hn::PromoteTo(d, hn::LoadU(d8, codes + i)), d, out + i);
   }
 #endif
-  for (; i < n; ++i) out[i] = codes[i];
+  std::copy(codes + i, codes + n, out + i);
 }
 
 void EdenIntegersOf(const EdenBlock& block, const uint8_t* p, int32_t* out) {
