@@ -56,8 +56,10 @@ class Stranger {
     std::string all;
     char buffer[4096];
     ssize_t n = 0;
-    while ((n = recv(fd_, buffer, sizeof(buffer), 0)) > 0)
-      all.append(buffer, static_cast<size_t>(n));
+    // A process that was stopped and goes on finds its wait interrupted.
+    while ((n = recv(fd_, buffer, sizeof(buffer), 0)) > 0 || (n < 0 && errno == EINTR)) {
+      if (n > 0) all.append(buffer, static_cast<size_t>(n));
+    }
     EXPECT_EQ(n, 0) << "the connection was not closed in order: " << std::strerror(errno);
     return all;
   }

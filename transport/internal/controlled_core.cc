@@ -13,6 +13,14 @@
 #include "absl/strings/str_cat.h"
 
 namespace tributary::transport::internal {
+namespace {
+
+// How long the control socket has to bring the reason of an end that came without one.
+constexpr std::chrono::milliseconds kCauseWait{250};
+// Longer: who knows the cause has waited for ours by then, and has spoken.
+constexpr std::chrono::milliseconds kFollowsWait{1000};
+
+}  // namespace
 
 std::string Hellos::PeerName(const std::string& where) const {
   return absl::StrCat("peer \"", absl::Utf8SafeCHexEscape(theirs.name()), "\" (", where, ")");
@@ -90,10 +98,11 @@ void ControlledCore::EndShutdown() {
   control_ = Fd();
 }
 
-void ControlledCore::DataEnded(std::string what) {
-  if (state_.failed() || reason_until_.has_value()) return;
-  data_ended_ = std::move(what);
-  reason_until_ = Clock::now() + std::chrono::milliseconds(250);
+void ControlledCore::DataEnded(std::string what, EndedBy by) {
+  if (state_.failed()) return;
+  if (ended_.has_value() && (by != EndedBy::kCause || ended_->by == EndedBy::kCause)) return;
+  const auto wait = by == EndedBy::kCause ? kCauseWait : kFollowsWait;
+  ended_ = Ended{.what = std::move(what), .by = by, .until = Clock::now() + wait};
   control_wake_.Wake();
 }
 
@@ -152,7 +161,7 @@ ControlledCore::Clock::time_point ControlledCore::NextLook(Clock::time_point nex
   Clock::time_point until = next_beat;
   if (const auto every = TickEvery(); every.count() > 0)
     until = std::min(until, last_tick_ + every);
-  if (reason_until_.has_value()) until = std::min(until, *reason_until_);
+  if (ended_.has_value()) until = std::min(until, ended_->until);
   if (OrderlyEnd()) return until;
   const Clock::time_point heard(
       std::chrono::nanoseconds(heard_ns_.load(std::memory_order_relaxed)));
@@ -184,6 +193,7 @@ void ControlledCore::RunControl() {
     if (entries[1].revents != 0) control_wake_.Clear();
     // Read before judging: a process that was stopped finds the signs of life that came meanwhile.
     if (listen && !ReadControl()) continue;
+    CheckReason();
     const Clock::time_point now = Clock::now();
     CheckLiveness(now);
     std::lock_guard lock(mutex_);
@@ -278,14 +288,29 @@ void ControlledCore::ControlEnded(const std::string& how) {
        /*local=*/false, /*tell=*/false);
 }
 
-void ControlledCore::CheckLiveness(Clock::time_point now) {
+// Fails once the time for a better reason than DataEnded's is over.
+void ControlledCore::CheckReason() {
+  const Clock::time_point now = Clock::now();
+  {
+    std::lock_guard lock(mutex_);
+    if (OrderlyEnd()) ended_.reset();
+    if (!ended_.has_value() || now < ended_->until) return;
+  }
+  TakeInArrived();  // it may hold the cause
   std::lock_guard lock(mutex_);
-  if (OrderlyEnd()) reason_until_.reset();
-  if (state_.failed() || peer_gone_ || OrderlyEnd()) return;
-  if (reason_until_.has_value() && now >= *reason_until_) {
-    Fail(absl::UnavailableError(data_ended_), /*local=*/false, /*tell=*/true);
+  if (state_.failed() || peer_gone_ || OrderlyEnd() || now < ended_->until) return;
+  const auto wait = ended_->by == EndedBy::kCause ? kCauseWait : kFollowsWait;
+  // Woken so late, this process was stopped, and maybe the peer's with it: it has its time anew.
+  if (now >= ended_->until + wait / 2) {
+    ended_->until = now + wait;
     return;
   }
+  Fail(absl::UnavailableError(ended_->what), /*local=*/false, /*tell=*/true);
+}
+
+void ControlledCore::CheckLiveness(Clock::time_point now) {
+  std::lock_guard lock(mutex_);
+  if (state_.failed() || peer_gone_ || OrderlyEnd()) return;
   const auto silent = std::chrono::nanoseconds(now.time_since_epoch().count() -
                                                heard_ns_.load(std::memory_order_relaxed));
   if (silent < silence_limit_) return;

@@ -59,8 +59,9 @@ class ControlledCore : public LinkCore {
   virtual void WakeReceivers() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { can_receive_.notify_all(); }
   // A cumulative grant of the peer came.
   virtual void OnGrant(uint64_t epoch, uint64_t granted) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The peer's last word is about to be judged (a goodbye, the end of its control socket): take in
-  // whatever payload is here already. Called without the mutex, on the control thread.
+  // The peer's last word is about to be judged (a goodbye, the end of its control socket, or that
+  // none came after the data path ended): take in whatever is here already. Called without the
+  // mutex, on the control thread.
   virtual void TakeInArrived() {}
   // How often OnTick is called at least; 0: never.
   virtual std::chrono::milliseconds TickEvery() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return {}; }
@@ -80,9 +81,13 @@ class ControlledCore : public LinkCore {
   void AnswerGoodbye() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The one way into the sticky error. `tell` says it to the peer too.
   void Fail(absl::Status error, bool local, bool tell) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // A data connection ended without a word: fails with `what` unless the control socket brings the
-  // reason within a moment.
-  void DataEnded(std::string what) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The data path ended without a word from the peer: fails with `what` unless the control socket
+  // brings the reason within a moment, or a later call a better one. The first cause stays; what
+  // only follows from one gives way to it, and waits longer: the side that knows the cause is to
+  // speak first.
+  enum class EndedBy { kCause, kFollowsFromOne };
+  void DataEnded(std::string what, EndedBy by = EndedBy::kCause)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool OrderlyEnd() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return state_.closed() && state_.peer_done();
   }
@@ -105,6 +110,7 @@ class ControlledCore : public LinkCore {
   bool ReadControl();
   void HandleControl(const ControlMessage& message);
   void ControlEnded(const std::string& how);
+  void CheckReason();
   void CheckLiveness(Clock::time_point now);
   void Farewell();
   void FlushControl() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -115,9 +121,13 @@ class ControlledCore : public LinkCore {
   bool peer_gone_ ABSL_GUARDED_BY(mutex_) = false;         // its control socket ended
   bool grant_waits_ ABSL_GUARDED_BY(mutex_) = false;       // for the control socket to drain
   std::string control_out_ ABSL_GUARDED_BY(mutex_);
-  // The data path ended without a word; the control socket may still bring the reason until then.
-  std::optional<Clock::time_point> reason_until_ ABSL_GUARDED_BY(mutex_);
-  std::string data_ended_ ABSL_GUARDED_BY(mutex_);
+  // What DataEnded was told last that holds, and until when something better may come.
+  struct Ended {
+    std::string what;
+    EndedBy by;
+    Clock::time_point until;
+  };
+  std::optional<Ended> ended_ ABSL_GUARDED_BY(mutex_);
   std::atomic<int64_t> heard_ns_;  // when anything last came from the peer, on Clock
   Fd control_;
   Waker control_wake_;

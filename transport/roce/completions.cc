@@ -62,13 +62,8 @@ RoceCore::Clock::time_point RoceCore::CheckTime() {
   const Clock::time_point now = Clock::now();
   std::lock_guard lock(mutex_);
   if (state_.failed() || OrderlyEnd()) return now + std::chrono::hours(1);
-  if (weak_until_.has_value() && now >= *weak_until_) {
-    Fail(absl::UnavailableError(weak_reason_), /*local=*/false, /*tell=*/true);
-    return now;
-  }
   const auto timeout = absl::ToChronoNanoseconds(options_.progress_timeout);
   Clock::time_point next = now + timeout / kLooksPerTimeout;
-  if (weak_until_.has_value()) next = std::min(next, *weak_until_);
   // What asked for no completion is asked after when nothing has followed it for a while.
   if (!SendsAreUnderWay() && now >= moved_at_ + timeout / kLooksPerTimeout) PostFlushes();
   if (state_.failed() || !SendsAreUnderWay()) return next;
@@ -213,12 +208,9 @@ void RoceCore::TakeFailed(QueuePair& pair, const ibv_wc& completion) {
   if (OrderlyEnd() || state_.failed()) return;
   const std::string what =
       Text(CompletionError(wire_->device().api(), state_.peer(), pair, completion));
-  // The peer may have said why it goes, and that comes by the control socket.
-  if (completion.status != IBV_WC_WR_FLUSH_ERR) return DataEnded(what);
   // Flushes follow from something that has, or will have, its own completion, here or there.
-  if (weak_until_.has_value()) return;
-  weak_reason_ = what;
-  weak_until_ = Clock::now() + kWeakWait;
+  DataEnded(what,
+            completion.status == IBV_WC_WR_FLUSH_ERR ? EndedBy::kFollowsFromOne : EndedBy::kCause);
 }
 
 }  // namespace tributary::transport::roce

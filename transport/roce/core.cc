@@ -84,15 +84,13 @@ RoceCore::RoceCore(ReadyWire ready, internal::ReadySockets sockets, const LinkOp
 void RoceCore::WatchDevice() {
   watch_ = wire_->device().Watch([this](const std::string& what, uint32_t number) {
     std::lock_guard lock(mutex_);
-    if (!posting_ || weak_until_.has_value()) return;
+    if (!posting_) return;
     const auto& pairs = wire_->queue_pairs();
     const bool ours = std::any_of(pairs.begin(), pairs.end(),
                                   [&](const auto& pair) { return pair->number() == number; });
     if (number != 0 && !ours) return;
-    weak_reason_ =
-        absl::StrCat(state_.peer(), ": RDMA device ", wire_->device().name(), ": ", what);
-    weak_until_ = Clock::now() + kWeakWait;
-    wake_.Wake();
+    DataEnded(absl::StrCat(state_.peer(), ": RDMA device ", wire_->device().name(), ": ", what),
+              EndedBy::kFollowsFromOne);
   });
 }
 

@@ -42,10 +42,6 @@ class RoceCore final : public internal::ControlledCore {
   void Return(uint32_t slot) override;
 
  private:
-  // A side that has only flushes lets the other, which has the cause, speak first: it waits for
-  // longer than ControlledCore waits for the reason of an error.
-  static constexpr auto kWeakWait = std::chrono::milliseconds(1000);
-
   RoceCore(ReadyWire ready, internal::ReadySockets sockets, const LinkOptions& options,
            absl::Duration spin, internal::Waker control_wake, internal::Waker wake);
 
@@ -102,10 +98,6 @@ class RoceCore final : public internal::ControlledCore {
   std::deque<uint32_t> free_places_ ABSL_GUARDED_BY(mutex_);
   std::vector<uint32_t> place_of_ ABSL_GUARDED_BY(mutex_);  // of LinkState's receive slots
   Clock::time_point moved_at_ ABSL_GUARDED_BY(mutex_);  // a send completed, or none was under way
-  // What is said where nothing better comes until then: a flush, or a device's event, follows from
-  // something, and the side that knows it is to speak first.
-  std::string weak_reason_ ABSL_GUARDED_BY(mutex_);
-  std::optional<Clock::time_point> weak_until_ ABSL_GUARDED_BY(mutex_);
 
   std::mutex taking_;  // held while completions are taken, in their order
   uint64_t watch_ = 0;

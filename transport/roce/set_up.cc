@@ -52,11 +52,11 @@ class Probe {
         heard_(wire.queue_pairs().size(), false) {}
 
   Failure Run() {
-    Failure failure{.status = Loop(), .source = source_};
-    if (!failure.status.ok()) {
-      for (const ibv_wc& completion : early_) wire_.Account(completion);
-    }
-    return failure;
+    const absl::Status status = Loop();
+    if (status.ok()) return {};
+    for (const ibv_wc& completion : early_) wire_.Account(completion);
+    // Where it was no completion, it has a source of its own.
+    return failed_.status.ok() ? Failure{.status = status, .source = source_} : failed_;
   }
   std::vector<ibv_wc> early() && { return std::move(early_); }
 
@@ -102,48 +102,56 @@ class Probe {
     return *wire_.queue_pairs()[QueuePair::IndexOf(completion.wr_id)];
   }
 
-  // True where there were completions. After an error the rest of them is still accounted for.
+  // Takes all completions that are there; true where there were some. Behind an error that is a
+  // guess its cause may be among them.
   absl::StatusOr<bool> Take() {
-    ibv_wc completions[16];
-    ASSIGN_OR_RETURN(const size_t n, wire_.Poll(absl::MakeSpan(completions)));
-    absl::Status status;
-    for (size_t i = 0; i < n; ++i) {
-      const absl::Status one = TakeOne(completions[i]);
-      if (status.ok()) status = one;
+    bool some = false;
+    while (true) {
+      ibv_wc completions[16];
+      ASSIGN_OR_RETURN(const size_t n, wire_.Poll(absl::MakeSpan(completions)));
+      for (size_t i = 0; i < n; ++i) {
+        Failure one = TakeOne(completions[i]);
+        const bool better = failed_.status.ok() ||
+                            (failed_.source == Source::kGuess && one.source == Source::kOurs);
+        if (!one.status.ok() && better) failed_ = std::move(one);
+      }
+      if (n == 0) break;
+      some = true;
     }
-    RETURN_IF_ERROR(status);
-    return n > 0;
+    RETURN_IF_ERROR(failed_.status);
+    return some;
   }
 
-  absl::Status TakeOne(const ibv_wc& completion) {
+  Failure TakeOne(const ibv_wc& completion) {
     QueuePair& pair = PairOf(completion);
     const bool receive = QueuePair::IsReceive(completion.wr_id);
     if (receive && completion.status == IBV_WC_SUCCESS && heard_[pair.index()]) {
       early_.push_back(completion);  // the link will account for it
-      return absl::OkStatus();
+      return {};
     }
     const size_t under_way = pair.in_flight();
     wire_.Account(completion);
     if (completion.status != IBV_WC_SUCCESS) return Failed(pair, under_way, completion);
-    if (!receive) return absl::OkStatus();
+    if (!receive) return {};
     if (completion.imm_data != htobe32(kProbeImmediate) ||
         completion.byte_len != wire_.mtu_bytes()) {
-      return absl::DataLossError(absl::StrCat("queue pair ", pair.index(),
-                                              " did not bring a probe of ", wire_.mtu_bytes(),
-                                              " bytes first, but ", completion.byte_len, " bytes"));
+      return {.status = absl::DataLossError(absl::StrCat(
+                  "queue pair ", pair.index(), " did not bring a probe of ", wire_.mtu_bytes(),
+                  " bytes first, but ", completion.byte_len, " bytes"))};
     }
     heard_[pair.index()] = true;
-    return pair.PostReceive();
+    return {.status = pair.PostReceive()};
   }
 
-  absl::Status Failed(const QueuePair& pair, size_t under_way, const ibv_wc& completion) {
+  Failure Failed(const QueuePair& pair, size_t under_way, const ibv_wc& completion) {
     if (completion.status == IBV_WC_RETRY_EXC_ERR && under_way == 1) {
-      return absl::UnavailableError(absl::StrCat(
-          "empty packets reach the peer and packets of the path MTU, ", wire_.mtu_bytes(),
-          " bytes, do not: something between has a smaller MTU; raise it, or set path_mtu lower"));
+      return {.status = absl::UnavailableError(absl::StrCat(
+                  "empty packets reach the peer and packets of the path MTU, ", wire_.mtu_bytes(),
+                  " bytes, do not: something between has a smaller MTU; raise it, or set path_mtu "
+                  "lower"))};
     }
-    source_ = Source::kGuess;
-    return CompletionError(wire_.device().api(), "probing the path", pair, completion);
+    return {.status = CompletionError(wire_.device().api(), "probing the path", pair, completion),
+            .source = Source::kGuess};
   }
 
   absl::Status Sleep() {
@@ -151,6 +159,8 @@ class Probe {
                          {.fd = control_, .events = POLLIN, .revents = 0}};
     poll(entries, 2, deadline_.PollMillis());
     wire_.AckEvents();
+    // Our own cause, if there is one, was there before what the peer makes of it.
+    RETURN_IF_ERROR(Take().status());
     if (entries[1].revents != 0) RETURN_IF_ERROR(HearControl());
     if (!deadline_.Expired()) return absl::OkStatus();
     source_ = Source::kGuess;
@@ -183,7 +193,8 @@ class Probe {
   const Deadline deadline_;
   std::vector<bool> heard_;
   std::vector<ibv_wc> early_;
-  Source source_ = Source::kOurs;  // of the failure, if there is one
+  Failure failed_;                 // of a completion: the first, or the first that is certain
+  Source source_ = Source::kOurs;  // of what else failed
 };
 
 // The steps of one side.

@@ -277,7 +277,14 @@ bool TcpCore::SleepLane(Lane& lane, Ready* ready) {
 // The socket ended. The reason, if there is one, comes on the control socket: it is given a moment.
 void TcpCore::LaneEnded(Lane& lane, int error) {
   std::lock_guard lock(mutex_);
-  DataEnded(absl::StrCat(state_.peer(), ", lane ", lane.index, ": the data connection ended",
+  const std::string which = absl::StrCat(state_.peer(), ", lane ", lane.index);
+  // The kernel's own timer, of SetLinkOptions. It and SenderStuck run at the same time.
+  if (error == ETIMEDOUT) {
+    return DataEnded(absl::StrCat(which, ": nothing that was sent was acknowledged for ",
+                                  absl::FormatDuration(options_.progress_timeout),
+                                  " (progress_timeout); the network or the peer is stuck"));
+  }
+  DataEnded(absl::StrCat(which, ": the data connection ended",
                          error == 0 ? "" : absl::StrCat(" (", std::strerror(error), ")")));
 }
 
