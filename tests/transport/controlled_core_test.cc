@@ -19,9 +19,9 @@ namespace {
 using std::chrono::milliseconds;
 using ::testing::HasSubstr;
 
-LinkOptions Options() {
+LinkOptions Options(absl::Duration heartbeat) {
   LinkOptions options;
-  options.heartbeat = absl::Seconds(60);
+  options.heartbeat = heartbeat;
   return options;
 }
 
@@ -35,8 +35,9 @@ Waker MakeWaker() {
 class DatalessCore final : public ControlledCore {
  public:
   using ControlledCore::EndedBy;
-  DatalessCore(Fd control, const v1::LinkHello& theirs)
-      : ControlledCore(Options(), theirs, std::move(control), MakeWaker(), {.peer = "peer"}) {}
+  DatalessCore(Fd control, absl::Duration heartbeat)
+      : ControlledCore(Options(heartbeat), v1::LinkHello(), std::move(control), MakeWaker(),
+                       {.peer = "peer"}) {}
 
   void Start() { StartControl(); }
   void End(const std::string& what, EndedBy by) {
@@ -78,11 +79,11 @@ class DatalessCore final : public ControlledCore {
 class EndOfData : public ::testing::Test {
  protected:
   using EndedBy = DatalessCore::EndedBy;
-  EndOfData() {
+  explicit EndOfData(absl::Duration heartbeat = absl::Seconds(60)) {
     std::array<int, 2> fds{};
     EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds.data()), 0);
     peer_ = Fd(fds[0]);
-    core_ = new DatalessCore(Fd(fds[1]), v1::LinkHello());
+    core_ = new DatalessCore(Fd(fds[1]), heartbeat);
   }
   ~EndOfData() override {
     core_->Shutdown();
@@ -129,29 +130,57 @@ TEST_F(EndOfData, PeersWordsAreSaidBeforeOurs) {
   EXPECT_THAT(core_->Reason(), HasSubstr("ended the link: no space left"));
 }
 
-// The control thread is held for longer than it would wait, as the machine's stop would hold it and
-// a peer on the same machine, which then speaks only after it has run again.
-TEST_F(EndOfData, AfterAStopThePeerHasItsTimeAnew) {
-  std::mutex held;
-  std::atomic<int> ticks{0};
-  core_->at_tick = [&] {
-    ++ticks;
-    std::lock_guard wait(held);
-  };
-  std::unique_lock hold(held);
+// The control thread is held, as a stop of the machine holds it, and a peer on the same machine
+// that speaks only after it has run again.
+class Stop : public EndOfData {
+ protected:
+  explicit Stop(absl::Duration heartbeat = absl::Seconds(60)) : EndOfData(heartbeat) {
+    core_->at_tick = [this] {
+      ++ticks_;
+      std::lock_guard wait(held_);
+    };
+  }
+  ~Stop() override { core_->Shutdown(); }  // before what its ticks use goes
+  // Returns once the control thread has judged after it; a link that has failed does not tick.
+  void For(absl::Duration time) {
+    std::unique_lock hold(held_);
+    core_->Start();
+    while (ticks_ == 0) std::this_thread::yield();  // it is held
+    const Deadline over = Deadline::After(time);
+    while (!over.Expired()) std::this_thread::yield();
+    const int before = ticks_;
+    hold.unlock();
+    const Deadline limit = Deadline::After(absl::Seconds(30));
+    while (ticks_ == before && !limit.Expired()) std::this_thread::yield();
+    EXPECT_GT(ticks_, before) << core_->status();
+  }
+
+ private:
+  std::mutex held_;
+  std::atomic<int> ticks_{0};
+};
+
+TEST_F(Stop, LeavesThePeerItsTimeToSayTheReason) {
   core_->End("a flush", EndedBy::kFollowsFromOne);
-  const Deadline over = Deadline::After(absl::Milliseconds(1600));
-  core_->Start();
-  while (ticks == 0) std::this_thread::yield();  // it is held
-  while (!over.Expired()) std::this_thread::yield();
-  const int before = ticks;
-  hold.unlock();
-  // Ticks come after the judgement; a link that has failed has none.
-  const Deadline limit = Deadline::After(absl::Seconds(30));
-  while (ticks == before && !limit.Expired()) std::this_thread::yield();
-  ASSERT_GT(ticks, before);
+  For(absl::Milliseconds(1600));
   PeerSays("no space left");
   EXPECT_THAT(core_->Reason(), HasSubstr("ended the link: no space left"));
+}
+
+class StopOfManyHeartbeats : public Stop {
+ protected:
+  StopOfManyHeartbeats() : Stop(absl::Milliseconds(50)) {}
+};
+
+TEST_F(StopOfManyHeartbeats, IsNotThePeersSilence) {
+  For(absl::Milliseconds(1000));  // of 250 that are allowed
+  PeerSays("no space left");
+  EXPECT_THAT(core_->Reason(), HasSubstr("ended the link: no space left"));
+}
+
+TEST_F(StopOfManyHeartbeats, DoesNotKeepAPeerThatIsSilentAfterIt) {
+  For(absl::Milliseconds(1000));
+  EXPECT_THAT(core_->Reason(), HasSubstr("gave no sign of life"));
 }
 
 }  // namespace

@@ -15,10 +15,14 @@
 namespace tributary::transport::internal {
 namespace {
 
-// How long the control socket has to bring the reason of an end that came without one.
-constexpr std::chrono::milliseconds kCauseWait{250};
-// Longer: who knows the cause has waited for ours by then, and has spoken.
-constexpr std::chrono::milliseconds kFollowsWait{1000};
+// How often, and how far apart, the control socket is looked at for the reason of an end that came
+// without one.
+constexpr std::chrono::milliseconds kLookEvery{50};
+constexpr int kLooksForCause = 5;
+// More: who knows the cause has waited for ours by then, and has spoken.
+constexpr int kLooksWhereItFollows = 20;
+
+int64_t Nanos(std::chrono::steady_clock::time_point at) { return at.time_since_epoch().count(); }
 
 }  // namespace
 
@@ -37,7 +41,7 @@ ControlledCore::ControlledCore(const LinkOptions& options, const v1::LinkHello& 
       theirs_(theirs),
       state_(state),
       silence_limit_(SilenceLimit(options, theirs)),
-      heard_ns_(Clock::now().time_since_epoch().count()),
+      heard_ns_(Nanos(Clock::now())),
       control_(std::move(control)),
       control_wake_(std::move(wake)) {}
 
@@ -101,8 +105,10 @@ void ControlledCore::EndShutdown() {
 void ControlledCore::DataEnded(std::string what, EndedBy by) {
   if (state_.failed()) return;
   if (ended_.has_value() && (by != EndedBy::kCause || ended_->by == EndedBy::kCause)) return;
-  const auto wait = by == EndedBy::kCause ? kCauseWait : kFollowsWait;
-  ended_ = Ended{.what = std::move(what), .by = by, .until = Clock::now() + wait};
+  ended_ = Ended{.what = std::move(what),
+                 .by = by,
+                 .looks = by == EndedBy::kCause ? kLooksForCause : kLooksWhereItFollows,
+                 .next_look = Clock::now() + kLookEvery};
   control_wake_.Wake();
 }
 
@@ -161,7 +167,7 @@ ControlledCore::Clock::time_point ControlledCore::NextLook(Clock::time_point nex
   Clock::time_point until = next_beat;
   if (const auto every = TickEvery(); every.count() > 0)
     until = std::min(until, last_tick_ + every);
-  if (ended_.has_value()) until = std::min(until, ended_->until);
+  if (ended_.has_value()) until = std::min(until, ended_->next_look);
   if (OrderlyEnd()) return until;
   const Clock::time_point heard(
       std::chrono::nanoseconds(heard_ns_.load(std::memory_order_relaxed)));
@@ -170,7 +176,8 @@ ControlledCore::Clock::time_point ControlledCore::NextLook(Clock::time_point nex
 
 void ControlledCore::RunControl() {
   const auto beat = absl::ToChronoNanoseconds(options_.heartbeat);
-  Clock::time_point next_beat = Clock::now() + beat;
+  judged_at_ = Clock::now();
+  Clock::time_point next_beat = judged_at_ + beat;
   while (true) {
     bool listen = true;
     bool write = false;
@@ -194,11 +201,11 @@ void ControlledCore::RunControl() {
     // Read before judging: a process that was stopped finds the signs of life that came meanwhile.
     if (listen && !ReadControl()) continue;
     CheckReason();
-    const Clock::time_point now = Clock::now();
-    CheckLiveness(now);
+    CheckLiveness();
     std::lock_guard lock(mutex_);
     if (peer_gone_ || state_.failed()) continue;
     FlushControl();
+    const Clock::time_point now = Clock::now();
     Tick(now);
     if (now < next_beat) continue;
     next_beat = now + beat;
@@ -288,31 +295,36 @@ void ControlledCore::ControlEnded(const std::string& how) {
        /*local=*/false, /*tell=*/false);
 }
 
-// Fails once the time for a better reason than DataEnded's is over.
+// Fails once a better reason than DataEnded's was looked for often enough.
 void ControlledCore::CheckReason() {
-  const Clock::time_point now = Clock::now();
   {
     std::lock_guard lock(mutex_);
     if (OrderlyEnd()) ended_.reset();
-    if (!ended_.has_value() || now < ended_->until) return;
+    const Clock::time_point now = Clock::now();
+    if (!ended_.has_value() || now < ended_->next_look) return;
+    ended_->next_look = now + kLookEvery;
+    if (--ended_->looks > 0) return;
   }
   TakeInArrived();  // it may hold the cause
   std::lock_guard lock(mutex_);
-  if (state_.failed() || peer_gone_ || OrderlyEnd() || now < ended_->until) return;
-  const auto wait = ended_->by == EndedBy::kCause ? kCauseWait : kFollowsWait;
-  // Woken so late, this process was stopped, and maybe the peer's with it: it has its time anew.
-  if (now >= ended_->until + wait / 2) {
-    ended_->until = now + wait;
-    return;
-  }
+  if (state_.failed() || peer_gone_ || OrderlyEnd() || ended_->looks > 0) return;
   Fail(absl::UnavailableError(ended_->what), /*local=*/false, /*tell=*/true);
 }
 
-void ControlledCore::CheckLiveness(Clock::time_point now) {
+void ControlledCore::CheckLiveness() {
   std::lock_guard lock(mutex_);
   if (state_.failed() || peer_gone_ || OrderlyEnd()) return;
-  const auto silent = std::chrono::nanoseconds(now.time_since_epoch().count() -
-                                               heard_ns_.load(std::memory_order_relaxed));
+  const Clock::time_point now = Clock::now();
+  int64_t heard = heard_ns_.load(std::memory_order_relaxed);
+  // This thread sleeps for a heartbeat at most. What is more, it was stopped, and maybe the machine
+  // and a peer on it: that is not the peer's silence.
+  const auto stopped = (now - judged_at_) - absl::ToChronoNanoseconds(options_.heartbeat);
+  judged_at_ = now;
+  if (stopped.count() > 0) {
+    const int64_t later = std::min<int64_t>(heard + stopped.count(), Nanos(now));
+    if (heard_ns_.compare_exchange_strong(heard, later)) heard = later;  // else it was heard of
+  }
+  const std::chrono::nanoseconds silent(Nanos(now) - heard);
   if (silent < silence_limit_) return;
   Fail(absl::UnavailableError(absl::StrCat(state_.peer(), " gave no sign of life for ",
                                            absl::FormatDuration(absl::FromChrono(silent)),

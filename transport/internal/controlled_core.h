@@ -111,7 +111,7 @@ class ControlledCore : public LinkCore {
   void HandleControl(const ControlMessage& message);
   void ControlEnded(const std::string& how);
   void CheckReason();
-  void CheckLiveness(Clock::time_point now);
+  void CheckLiveness();
   void Farewell();
   void FlushControl() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -121,11 +121,14 @@ class ControlledCore : public LinkCore {
   bool peer_gone_ ABSL_GUARDED_BY(mutex_) = false;         // its control socket ended
   bool grant_waits_ ABSL_GUARDED_BY(mutex_) = false;       // for the control socket to drain
   std::string control_out_ ABSL_GUARDED_BY(mutex_);
-  // What DataEnded was told last that holds, and until when something better may come.
+  // What DataEnded was told last that holds. Something better may come while the control thread
+  // looks so many times more: a stop of this process, or of the machine and the peer with it,
+  // counts as one look, however long.
   struct Ended {
     std::string what;
     EndedBy by;
-    Clock::time_point until;
+    int looks;
+    Clock::time_point next_look;
   };
   std::optional<Ended> ended_ ABSL_GUARDED_BY(mutex_);
   std::atomic<int64_t> heard_ns_;  // when anything last came from the peer, on Clock
@@ -133,6 +136,7 @@ class ControlledCore : public LinkCore {
   Waker control_wake_;
   ControlReader control_in_;       // the control thread's
   Clock::time_point last_tick_{};  // the control thread's
+  Clock::time_point judged_at_{};  // the peer's liveness; the control thread's
   std::thread control_thread_;
 };
 
