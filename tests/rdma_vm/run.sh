@@ -8,7 +8,7 @@ repo=$PWD
 build=build/release
 work=""
 arguments=()
-limit=220  # seconds for both hosts, boot included; the full list takes longer
+limit=420  # seconds for both hosts, boot included; the full list takes longer
 while (($#)); do
   case $1 in
     --full) arguments+=(--full); limit=2700 ;;
@@ -92,7 +92,8 @@ boot 2 "stream,id=n0,server=off,addr.type=unix,addr.path=$out/net" &
 second=$!
 trap 'kill "$first" "$second" 2>/dev/null || true' EXIT
 # The first host runs the scenarios and powers off when they are done; the second serves it.
-wait "$first" || true
+ended=0
+wait "$first" || ended=$?
 kill "$second" 2>/dev/null || true
 wait "$second" 2>/dev/null || true
 rm -f "$out/net"
@@ -103,4 +104,5 @@ if [[ ! -s $out/report ]]; then
   exit 1
 fi
 cat "$out/report"
+((ended != 124)) || echo "rdma_vm: stopped after $limit s, before all scenarios were done; is this machine very busy?"
 [[ $(tail -n 1 "$out/report") == "rdma_vm: all held" ]]
