@@ -28,14 +28,14 @@ int64_t WrappingSubtract(int64_t a, int64_t b) {
   return static_cast<int64_t>(static_cast<uint64_t>(a) - static_cast<uint64_t>(b));
 }
 
-// acc[i] += weight * the update's grid integers for this tile.
-void FoldSegment(const EncodedUpdate::Segment& segment, const Tile& tile, const Grid& grid,
-                 int64_t weight, int64_t* acc) {
+// acc[i] += weight * the update's grid integers of `count` elements from this tile's first on.
+void FoldSegment(const EncodedUpdate::Segment& segment, const Tile& tile, uint64_t count,
+                 const Grid& grid, int64_t weight, int64_t* acc) {
   const uint64_t begin = tile.first - segment.first;
   if (segment.codec == nullptr) {
-    compression::FoldRawInt64(segment.payload, begin, tile.count, weight, acc);
+    compression::FoldRawInt64(segment.payload, begin, count, weight, acc);
   } else {
-    segment.codec->Fold(segment.payload, begin, tile.count, {grid.fraction_bits, weight}, acc);
+    segment.codec->Fold(segment.payload, begin, count, {grid.fraction_bits, weight}, acc);
   }
 }
 
@@ -150,24 +150,34 @@ std::vector<ElementRange> ExactAccumulator::Split(int parts) const {
 
 // --- Folding.
 
+// `cursor` is of `segment`'s payload.
+struct ExactAccumulator::Walk {
+  const EncodedUpdate::Segment* segment = nullptr;
+  compression::FoldCursor cursor;
+};
+
 void ExactAccumulator::Fold(std::span<const EncodedUpdate* const> updates, ElementRange range) {
   const std::vector<Tile>& tiles = layout_->tiles();
   // Only MAX and FIRST tensors need it.
   std::unique_ptr<int64_t[]> scratch;
   if (!subtractable_) scratch = std::make_unique<int64_t[]>(compression::kTileElements);
+  std::vector<Walk> walks(updates.size());
   for (uint32_t tile = TileAt(tiles, range.begin);
        tile < tiles.size() && tiles[tile].offset < range.end; ++tile) {
     const Policy policy = layout_->tensors()[tiles[tile].tensor].policy;
     if (policy == Policy::kMean || policy == Policy::kSum) {
-      AddToTile(updates, tile);
+      AddToTile(updates, tile, range, 1, walks);
     } else {
       for (const EncodedUpdate* update : updates) FoldTile(*update, tile, scratch.get());
     }
   }
 }
 
-// Updates that follow one another with the same codec go together.
-void ExactAccumulator::AddToTile(std::span<const EncodedUpdate* const> updates, uint32_t index) {
+// `times` is 1, or -1 to undo: integers cancel to the bit. Updates that follow one another with the
+// same codec go together; what can only be read whole is folded at its first tile, for all of the
+// range.
+void ExactAccumulator::AddToTile(std::span<const EncodedUpdate* const> updates, uint32_t index,
+                                 ElementRange range, int64_t times, std::span<Walk> walks) {
   const Tile& tile = layout_->tiles()[index];
   const bool mean = layout_->tensors()[tile.tensor].policy == Policy::kMean;
   int64_t* const sums = sums_ + tile.offset;
@@ -177,11 +187,16 @@ void ExactAccumulator::AddToTile(std::span<const EncodedUpdate* const> updates, 
     if (codec != nullptr) codec->FoldMany(parts, tile.count, grid_.fraction_bits, sums);
     parts.clear();
   };
-  for (const EncodedUpdate* update : updates) {
-    const EncodedUpdate::Segment& segment = update->ForTile(index);
-    const int64_t weight = mean ? update->weight() : 1;
-    if (segment.codec == nullptr) {
-      FoldSegment(segment, tile, grid_, weight, sums);
+  for (size_t i = 0; i < updates.size(); ++i) {
+    const EncodedUpdate::Segment& segment = updates[i]->ForTile(index);
+    const int64_t weight = times * (mean ? updates[i]->weight() : 1);
+    Walk& walk = walks[i];
+    const bool first = walk.segment != &segment;
+    if (first) walk = {.segment = &segment, .cursor = {}};
+    if (segment.codec == nullptr || segment.codec->folds_whole()) {
+      const uint64_t left = segment.first + segment.count - tile.first;
+      const uint64_t count = std::min(left, range.end - tile.offset);
+      if (first) FoldSegment(segment, tile, count, grid_, weight, sums);
       continue;
     }
     if (codec != nullptr && (codec->capabilities().id != segment.codec->capabilities().id ||
@@ -189,7 +204,7 @@ void ExactAccumulator::AddToTile(std::span<const EncodedUpdate* const> updates, 
       flush();
     }
     codec = segment.codec.get();
-    parts.push_back({&segment.payload, tile.first - segment.first, weight});
+    parts.push_back({&segment.payload, tile.first - segment.first, weight, &walk.cursor});
   }
   flush();
 }
@@ -202,7 +217,7 @@ void ExactAccumulator::FoldTile(const EncodedUpdate& update, uint32_t index, int
   const Policy policy = layout_->tensors()[tile.tensor].policy;
   if (policy == Policy::kFirst && !TakesFirst(index, update.id())) return;
   std::fill(scratch, scratch + tile.count, 0);
-  FoldSegment(segment, tile, grid_, 1, scratch);
+  FoldSegment(segment, tile, tile.count, grid_, 1, scratch);
   if (policy == Policy::kFirst) {
     std::copy(scratch, scratch + tile.count, sums);
   } else {
@@ -240,12 +255,11 @@ bool ExactAccumulator::CanSubtractChunk(uint64_t chunk) const {
 absl::Status ExactAccumulator::Subtract(const EncodedUpdate& update, ElementRange range) {
   RETURN_IF_ERROR(CheckSubtractable(subtractable_));
   const std::vector<Tile>& tiles = layout_->tiles();
+  const EncodedUpdate* const one = &update;
+  Walk walk;
   for (uint32_t t = TileAt(tiles, range.begin); t < tiles.size() && tiles[t].offset < range.end;
        ++t) {
-    const bool mean = layout_->tensors()[tiles[t].tensor].policy == Policy::kMean;
-    // Folding with the weight's negative: integers cancel to the bit.
-    FoldSegment(update.ForTile(t), tiles[t], grid_, mean ? -update.weight() : -1,
-                sums_ + tiles[t].offset);
+    AddToTile({&one, 1}, t, range, -1, {&walk, 1});
   }
   return absl::OkStatus();
 }

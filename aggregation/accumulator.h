@@ -89,7 +89,9 @@ class ExactAccumulator {
   void Clear();  // given zeros everywhere
   static absl::Status CheckSubtractable(bool subtractable);
   void FoldTile(const EncodedUpdate& update, uint32_t tile, int64_t* scratch);
-  void AddToTile(std::span<const EncodedUpdate* const> updates, uint32_t tile);
+  struct Walk;  // where the fold of one update is
+  void AddToTile(std::span<const EncodedUpdate* const> updates, uint32_t tile, ElementRange range,
+                 int64_t times, std::span<Walk> walks);
   bool TakesFirst(uint32_t tile, std::string_view id);
   // Block `block` of a chunk; a short last one is filled up with zeros, in `padded`.
   const int64_t* BlockOf(uint64_t chunk, uint64_t block, int64_t* padded) const;

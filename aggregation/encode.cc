@@ -29,15 +29,6 @@ absl::Status CheckLength(const TensorSpec& tensor, absl::string_view what, uint6
                                                  " elements, the layout says ", expected));
 }
 
-// The most whole tiles whose payload is within the limit: large segments, few headers.
-uint64_t ElementsPerSegment(const compression::Codec& codec) {
-  uint64_t tiles = 1;
-  while ((tiles + 1) * kTileElements <= codec.MaxSegmentElements() &&
-         codec.EncodedBytes((tiles + 1) * kTileElements) <= compression::kMaxPayloadBytes) {
-    ++tiles;
-  }
-  return tiles * kTileElements;
-}
 constexpr uint64_t kRawElementsPerSegment = compression::kMaxPayloadBytes / sizeof(int64_t);
 static_assert(kRawElementsPerSegment % kTileElements == 0);
 
@@ -63,7 +54,7 @@ absl::Status internal::EncodeFloats(const TensorSpec& tensor, const compression:
                                     const internal::EmitSegment& emit) {
   const auto shaped = any_shape.ForShape(tensor.shape);
   const compression::Codec& codec = shaped == nullptr ? any_shape : *shaped;
-  const uint64_t most = ElementsPerSegment(codec);
+  const uint64_t most = compression::ElementsPerSegment(codec);
   compression::TensorPlan own;
   if (context.plan == nullptr) {
     absl::StatusOr<compression::TensorPlan> plan = codec.Plan(x, context);

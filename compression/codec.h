@@ -92,11 +92,21 @@ struct EncodeContext {
   std::vector<float>* next_warm = nullptr;
 };
 
+// Where the last FoldMany over a payload ended: for codecs that would otherwise look for a tile
+// from the payload's first one on. Kept by the caller from tile to tile of one payload, in rising
+// order;
+// {} for a payload's first.
+struct FoldCursor {
+  uint64_t begin = 0;   // the element behind it
+  uint64_t offset = 0;  // where that one's tile begins in the payload
+};
+
 // One update's part in a FoldMany.
 struct FoldPart {
   const PiecedBytes* payload = nullptr;
   uint64_t begin = 0;  // as Fold's
   int64_t weight = 1;
+  FoldCursor* cursor = nullptr;  // may be null
 };
 
 // How elements become integers: q = rne(double(x) * 2^fraction_bits), then acc += weight * q. The
@@ -126,6 +136,9 @@ class Codec {
   // the most that it can be.
   virtual uint64_t EncodedBytes(uint64_t n) const = 0;
   virtual bool fixed_rate() const { return true; }
+  // True where Fold reads all of a payload whatever part of it is asked for: who folds such a
+  // payload tile by tile pays for all of it each time.
+  virtual bool folds_whole() const { return false; }
   // No segment may have more elements.
   virtual uint64_t MaxSegmentElements() const { return uint64_t{1} << 38; }
   // This codec for tensors of one shape, where that matters to its encoder; null where it does not.

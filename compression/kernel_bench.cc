@@ -15,6 +15,7 @@
 #include "base/philox.h"
 #include "compression/codec.h"
 #include "compression/internal/bench_ceiling.h"
+#include "compression/segment.h"
 
 namespace tributary::compression {
 namespace {
@@ -98,8 +99,8 @@ KernelFigure Compare(std::string name, std::string unit, double amount, int repe
   return figure;
 }
 
-// One codec's figures over one set of buffers. The update is cut into segments of a tile, as on the
-// wire.
+// One codec's figures over one set of buffers: 16 updates of as many tiles, each cut into segments
+// as on the wire.
 class CodecBench {
  public:
   CodecBench(const std::string& name, const std::string& spec, const KernelBenchOptions& options)
@@ -108,24 +109,28 @@ class CodecBench {
         codec_(MakeCodec(spec).value()),
         floats_(SyntheticDeltas(32 * kTileElements)),
         tile_bytes_(OneTile()),
-        tiles_(std::clamp<size_t>(options.update_bytes / tile_bytes_ / kUpdates * kUpdates,
-                                  kUpdates, kMaxTiles)),
-        sums_(tiles_) {
+        length_(Length()),
+        tiles_(length_ * kUpdates),
+        segment_tiles_(std::min(length_, ElementsPerSegment(*codec_) / kTileElements)),
+        sums_(tiles_),
+        cursors_(kUpdates) {
     std::vector<uint8_t> encoded;
     encoded.reserve(tiles_ * tile_bytes_ + tiles_ * tile_bytes_ / 8);
     std::vector<size_t> ends;
-    for (size_t t = 0; t < tiles_; ++t) {
-      (void)codec_->Encode(Floats(t), {.key = 1, .first = t * kTileElements}, &encoded);
-      ends.push_back(encoded.size());
+    for (size_t u = 0; u < kUpdates; ++u) {
+      for (size_t t = 0; t < length_; t += segment_tiles_) {
+        const std::vector<float> x = Floats(u * length_ + t, std::min(segment_tiles_, length_ - t));
+        (void)codec_->Encode(x, {.key = 1, .first = t * kTileElements}, &encoded);
+        ends.push_back(encoded.size());
+      }
     }
     bytes_ = encoded.size();
     encoded_ = std::make_unique<LargePages>(bytes_ + kUpdates * kApart);
-    const size_t length = std::max<size_t>(1, tiles_ / kUpdates);
-    for (size_t t = 0; t < tiles_; ++t) {
-      const size_t from = t == 0 ? 0 : ends[t - 1];
-      uint8_t* const to = encoded_->As<uint8_t>() + from + t / length * kApart;
-      std::copy_n(encoded.data() + from, ends[t] - from, to);
-      payloads_.emplace_back(ByteSpan(to, ends[t] - from));
+    for (size_t s = 0; s < ends.size(); ++s) {
+      const size_t from = s == 0 ? 0 : ends[s - 1];
+      uint8_t* const to = encoded_->As<uint8_t>() + from + s / SegmentsOfOne() * kApart;
+      std::copy_n(encoded.data() + from, ends[s] - from, to);
+      payloads_.emplace_back(ByteSpan(to, ends[s] - from));
     }
   }
 
@@ -138,7 +143,7 @@ class CodecBench {
     }
     out->push_back(fold);
     out->push_back(fold16);
-    out->push_back(TogetherFigure(fold, fold16));
+    if (!codec_->folds_whole()) out->push_back(TogetherFigure(fold, fold16));
     if (codec_->capabilities().id == CodecId::kTopK) {
       out->push_back(NonzeroFigure("kernels.nonzero.", fold, 1));
       out->push_back(NonzeroFigure("kernels.nonzero16.", fold16, kUpdates));
@@ -152,6 +157,13 @@ class CodecBench {
   std::span<const float> Floats(size_t t) const {
     return std::span(floats_).subspan(t % 32 * kTileElements, kTileElements);
   }
+  std::vector<float> Floats(size_t first, size_t tiles) const {
+    std::vector<float> x;
+    for (size_t t = first; t < first + tiles; ++t) {
+      x.insert(x.end(), Floats(t).begin(), Floats(t).end());
+    }
+    return x;
+  }
   double Bytes() const { return static_cast<double>(bytes_); }
   // A variable rate's tiles differ a little; this is the first one's.
   size_t OneTile() const {
@@ -159,21 +171,67 @@ class CodecBench {
     (void)codec_->Encode(Floats(0), {.key = 1}, &out);
     return out.size();
   }
-  ByteSpan Tile(size_t t) const { return payloads_[t].pieces()[0]; }
+  // An update's tiles. Of what is folded a segment at a time: whole segments, of 8 tiles.
+  size_t Length() const {
+    const size_t tiles =
+        std::clamp<size_t>(options_.update_bytes / tile_bytes_, kUpdates, kMaxTiles) / kUpdates;
+    return codec_->folds_whole() ? (tiles + 7) / 8 * 8 : tiles;
+  }
+  size_t SegmentsOfOne() const { return (length_ + segment_tiles_ - 1) / segment_tiles_; }
 
-  // The tiles as one update, in order.
+  // Tile t of an update: its segment's payload, and which tile it is of that.
+  struct Place {
+    const PiecedBytes& payload;
+    size_t tile;
+    size_t tiles;  // of the segment
+  };
+  Place PlaceOf(size_t update, size_t t) const {
+    const size_t within = t % segment_tiles_;
+    return {payloads_[update * SegmentsOfOne() + t / segment_tiles_], within,
+            std::min(segment_tiles_, length_ - (t - within))};
+  }
+  // The bytes of the tile; where a payload has none of its own, its share.
+  ByteSpan Tile(size_t update, size_t t) const {
+    const Place at = PlaceOf(update, t);
+    const ByteSpan all = at.payload.pieces()[0];
+    const size_t from = all.size() * at.tile / at.tiles;
+    return all.subspan(from, all.size() * (at.tile + 1) / at.tiles - from);
+  }
+  FoldPart Part(size_t update, size_t t) {
+    const Place at = PlaceOf(update, t);
+    return {&at.payload, at.tile * kTileElements, 600 + static_cast<int64_t>(update),
+            &cursors_[update]};
+  }
+  // As an accumulator folds a tile of the updates.
+  void Fold(std::span<const FoldPart> parts, size_t t, int64_t* sums) {
+    const bool first = t % segment_tiles_ == 0;
+    if (first) std::ranges::fill(cursors_, FoldCursor{});
+    if (!codec_->folds_whole()) return codec_->FoldMany(parts, kTileElements, 30, sums);
+    if (!first) return;
+    const uint64_t elements = PlaceOf(0, t).tiles * kTileElements;
+    for (const FoldPart& part : parts) {
+      codec_->Fold(*part.payload, 0, elements, {.fraction_bits = 30, .weight = part.weight}, sums);
+    }
+  }
+
+  // The updates one after the other, each over sums of its own.
   KernelFigure FoldFigure() {
-    const GridFold grid{.fraction_bits = 30, .weight = 601};
     return Compare(
         "kernels.fold." + name_, "GB/s", Bytes(), options_.repetitions,
         [&] {
-          for (size_t t = 0; t < tiles_; ++t) {
-            codec_->Fold(payloads_[t], 0, kTileElements, grid, sums_.Tile(t));
+          for (size_t u = 0; u < kUpdates; ++u) {
+            for (size_t t = 0; t < length_; ++t) {
+              const FoldPart part = Part(u, t);
+              Fold({&part, 1}, t, sums_.Tile(u * length_ + t));
+            }
           }
         },
         [&] {
-          for (size_t t = 0; t < tiles_; ++t) {
-            CeilingFold(Tile(t).data(), Tile(t).size(), sums_.Tile(t), kTileElements);
+          for (size_t u = 0; u < kUpdates; ++u) {
+            for (size_t t = 0; t < length_; ++t) {
+              const ByteSpan tile = Tile(u, t);
+              CeilingFold(tile.data(), tile.size(), sums_.Tile(u * length_ + t), kTileElements);
+            }
           }
         });
   }
@@ -183,8 +241,8 @@ class CodecBench {
     std::vector<FoldPart> parts;
     double bytes = 0;
     for (size_t u = 0; u < kUpdates; ++u) {
-      parts.push_back({&payloads_[u], 0, 600 + static_cast<int64_t>(u)});
-      bytes += static_cast<double>(Tile(u).size());
+      parts.push_back({&PlaceOf(u, 0).payload, 0, 600 + static_cast<int64_t>(u)});
+      bytes += static_cast<double>(Tile(u, 0).size());
     }
     // 16 KiB of bytes and 8 KiB of sums at most, where codecs can be cut there.
     const bool dense = 16 * bytes >= kUpdates * static_cast<double>(kTileElements) &&
@@ -200,11 +258,7 @@ class CodecBench {
             codec_->FoldMany(parts, elements, 30, sums_.Tile(0));
           }
         },
-        [&] {
-          for (size_t t = 0; t < tiles_; ++t) {
-            sink_ = sink_ + CeilingRead(Tile(t).data(), Tile(t).size());
-          }
-        });
+        [&] { ReadAll(); });
     // Compare counts in units of 1e9, as the folds do.
     const double cached = bounds.value * bytes * share * static_cast<double>(folds);
     const double read = bounds.ceiling * Bytes();
@@ -216,10 +270,11 @@ class CodecBench {
 
   // Top-k's, by how many elements it keeps: `fold` was measured with `updates` a pass.
   KernelFigure NonzeroFigure(const std::string& prefix, const KernelFigure& fold, size_t updates) {
-    std::vector<float> decoded(kTileElements);
+    std::vector<float> decoded(segment_tiles_ * kTileElements);
     codec_->Decode(payloads_[0], decoded);
     const auto kept =
-        static_cast<size_t>(std::ranges::count_if(decoded, [](float v) { return v != 0; }));
+        static_cast<size_t>(std::ranges::count_if(decoded, [](float v) { return v != 0; })) /
+        segment_tiles_;
     if (kept == 0) return {};  // not of random values
     const size_t stride = kTileElements / kept;
     // Each of the updates' own places, as they mostly are.
@@ -238,36 +293,33 @@ class CodecBench {
     return figure;
   }
 
-  // The tiles as 16 updates of tiles_ / 16 tiles, which lie one after the other.
+  // The updates together, tile by tile of the same sums.
   KernelFigure Fold16Figure() {
-    const size_t length = tiles_ / kUpdates;
-    std::vector<std::vector<FoldPart>> tiles(length);
-    for (size_t t = 0; t < length; ++t) {
+    std::vector<std::vector<FoldPart>> tiles(length_);
+    std::vector<std::vector<ByteSpan>> bytes(length_);
+    for (size_t t = 0; t < length_; ++t) {
       for (size_t u = 0; u < kUpdates; ++u) {
-        tiles[t].push_back({&payloads_[u * length + t], 0, 600 + static_cast<int64_t>(u)});
+        tiles[t].push_back(Part(u, t));
+        bytes[t].push_back(Tile(u, t));
       }
     }
     return Compare(
         "kernels.fold16." + name_, "GB/s", Bytes(), options_.repetitions,
         [&] {
-          for (size_t t = 0; t < length; ++t) {
-            codec_->FoldMany(tiles[t], kTileElements, 30, sums_.Tile(t));
-          }
+          for (size_t t = 0; t < length_; ++t) Fold(tiles[t], t, sums_.Tile(t));
         },
         [&] {
-          for (size_t t = 0; t < length; ++t) CeilingMany(tiles[t], sums_.Tile(t));
+          for (size_t t = 0; t < length_; ++t) CeilingMany(bytes[t], sums_.Tile(t));
         });
   }
 
   // Stretch by stretch where there are bytes enough to cut: the sums of so many elements, 16 KiB,
   // stay in the first-level cache while several updates pass over them.
-  static void CeilingMany(std::span<const FoldPart> parts, int64_t* sums) {
-    const auto bytes = [&](size_t i) { return parts[i].payload->pieces()[0]; };
-    const bool dense = 8 * bytes(0).size() >= kTileElements;
+  static void CeilingMany(std::span<const ByteSpan> tiles, int64_t* sums) {
+    const bool dense = 8 * tiles[0].size() >= kTileElements;
     const uint64_t stretch = dense ? 2048 : kTileElements;
     for (uint64_t at = 0; at < kTileElements; at += stretch) {
-      for (size_t i = 0; i < parts.size(); ++i) {
-        const ByteSpan all = bytes(i);
+      for (const ByteSpan all : tiles) {
         const ByteSpan part =
             all.subspan(all.size() * at / kTileElements, all.size() * stretch / kTileElements);
         CeilingFold(part.data(), part.size(), sums + at, stretch);
@@ -275,19 +327,24 @@ class CodecBench {
     }
   }
 
+  void ReadAll() {
+    for (const PiecedBytes& payload : payloads_) {
+      sink_ = sink_ + CeilingRead(payload.pieces()[0].data(), payload.size());
+    }
+  }
+
   KernelFigure ValidateFigure() {
     return Compare(
         "kernels.validate." + name_, "GB/s", Bytes(), options_.repetitions,
         [&] {
-          for (const PiecedBytes& payload : payloads_) {
-            sink_ = sink_ + codec_->Validate(payload, kTileElements, 4096).ok();
+          for (size_t u = 0; u < kUpdates; ++u) {
+            for (size_t t = 0; t < length_; t += segment_tiles_) {
+              const Place at = PlaceOf(u, t);
+              sink_ = sink_ + codec_->Validate(at.payload, at.tiles * kTileElements, 4096).ok();
+            }
           }
         },
-        [&] {
-          for (size_t t = 0; t < tiles_; ++t) {
-            sink_ = sink_ + CeilingRead(Tile(t).data(), Tile(t).size());
-          }
-        });
+        [&] { ReadAll(); });
   }
 
   // From floats that pass by once into a segment's buffer that is used again, as a client does.
@@ -323,9 +380,12 @@ class CodecBench {
   const std::shared_ptr<const Codec> codec_;
   const std::vector<float> floats_;
   const size_t tile_bytes_;
-  const size_t tiles_;
+  const size_t length_;  // tiles of an update
+  const size_t tiles_;   // of all updates
+  const size_t segment_tiles_;
   Sums sums_;
-  size_t bytes_ = 0;  // of encoded_
+  std::vector<FoldCursor> cursors_;  // by update
+  size_t bytes_ = 0;                 // of encoded_
   std::unique_ptr<LargePages> encoded_;
   std::vector<PiecedBytes> payloads_;
   volatile uint64_t sink_ = 0;  // keeps the measured reads alive
@@ -356,6 +416,8 @@ std::vector<KernelFigure> RunKernelBench(const KernelBenchOptions& options) {
       {"topk_fp16", "topk(0.01, values=fp16)"},
       {"topk_int8", "topk(0.01, values=int8)"},
       {"topk_ternary", "topk(0.01, values=ternary)"},
+      {"topk_ternary_zstd", "topk(0.01, values=ternary) | zstd"},
+      {"int4_zstd", "int4 | zstd"},
       {"randk", "randk(0.01)"},
       {"eden1", "eden(bits=1)"},
       {"eden2", "eden(bits=2)"},

@@ -26,17 +26,17 @@ struct KernelBenchOptions {
   std::string only = {};  // the figures of this codec alone; "": of all
 };
 
-// Every codec, on the calling thread. fold passes one update over the sums of a model, which no
-// cache holds (256 MiB of them, over again where a codec's update stands for more); fold16 is
-// FoldMany of 16 updates, tile by tile of the same sums. Both count encoded bytes a second. The
-// ceiling of a fold reads the same update bytes and loads, adds to and stores the same sums, in the
-// same order. together is fold16 / fold; its ceiling is the same of what the machine could do at
-// most: the lower of FoldMany with all it touches in the first-level cache (of sparse codecs: the
-// second), which is the arithmetic's bound, and of reading the bytes from memory. nonzero, of
-// top-k, is fold's nanoseconds a non-zero; its ceiling adds to as many sums of each tile, evenly
-// apart, and reads no update. The ceiling of validate reads the bytes; that of encode reads the
-// floats and writes as many bytes as the encoding has. Takes about a minute, 256 MiB and 5 *
-// update_bytes of memory.
+// Every codec, on the calling thread, over 16 updates in segments as the encoders cut them. fold
+// passes one update after the other over the sums of a model, which no cache holds (256 MiB of
+// them, over again where the updates stand for more); fold16 folds all of them together, tile by
+// tile of the same sums. Both count encoded bytes a second. The ceiling of a fold reads the same
+// update bytes and loads, adds to and stores the same sums, in the same order. together is fold16 /
+// fold; its ceiling is the same of what the machine could do at most: the lower of FoldMany with
+// all it touches in the first-level cache (of sparse codecs: the second), which is the arithmetic's
+// bound, and of reading the bytes from memory. nonzero, of top-k, is fold's nanoseconds a non-zero;
+// its ceiling adds to as many sums of each tile, evenly apart, and reads no update. The ceiling of
+// validate reads the bytes; that of encode reads the floats and writes as many bytes as the
+// encoding has. Takes about a minute, 256 MiB and 5 * update_bytes of memory.
 std::vector<KernelFigure> RunKernelBench(const KernelBenchOptions& options);
 
 }  // namespace tributary::compression

@@ -7,6 +7,15 @@
 
 namespace tributary::compression {
 
+uint64_t ElementsPerSegment(const Codec& codec) {
+  uint64_t tiles = 1;
+  while ((tiles + 1) * kTileElements <= codec.MaxSegmentElements() &&
+         codec.EncodedBytes((tiles + 1) * kTileElements) <= kMaxPayloadBytes) {
+    ++tiles;
+  }
+  return tiles * kTileElements;
+}
+
 void WriteSegmentHeader(const SegmentHeader& header, uint8_t* out) {
   StoreLe(header.tensor, out);
   StoreLe(header.codec, out + 4);

@@ -9,6 +9,8 @@
 
 namespace tributary::compression {
 
+class Codec;
+
 // 32 bytes on the wire, little-endian, in this order; the payload follows without padding.
 struct SegmentHeader {
   static constexpr size_t kBytes = 32;
@@ -21,6 +23,10 @@ struct SegmentHeader {
   uint64_t count = 0;          // elements, > 0
 };
 inline constexpr uint32_t kMaxPayloadBytes = 1u << 20;
+
+// The elements of an encoder's segments but for a tensor's last: the most whole tiles whose payload
+// is within the limit. Large segments, few headers.
+uint64_t ElementsPerSegment(const Codec& codec);
 
 void WriteSegmentHeader(const SegmentHeader& header, uint8_t* out);  // kBytes at out
 // Reads the header at the cursor and advances; INVALID_ARGUMENT where the bytes are short, the

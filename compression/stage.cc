@@ -45,6 +45,7 @@ class StageCodec final : public Codec {
   const Capabilities& capabilities() const override { return capabilities_; }
   uint32_t parameter() const override { return 0; }
   bool fixed_rate() const override { return false; }
+  bool folds_whole() const override { return true; }
   uint64_t MaxSegmentElements() const override {
     return std::min(kMaxStageTiles * kTileElements, inner_->MaxSegmentElements());
   }

@@ -76,6 +76,7 @@ class Reader {
   explicit Reader(const PiecedBytes& payload) : cursor_(payload) {}
   // The next n bytes; null where fewer are left. Good until the next call.
   const uint8_t* Take(size_t n) {
+    read_ += n;
     const ByteSpan here = cursor_.Contiguous();
     if (here.size() >= n) {
       cursor_.Skip(n);
@@ -84,18 +85,24 @@ class Reader {
     copy_.resize(n);
     return cursor_.Read(copy_.data(), n) ? copy_.data() : nullptr;
   }
-  void Skip(size_t n) { cursor_.Skip(n); }
+  void Skip(size_t n) {
+    cursor_.Skip(n);
+    read_ += n;
+  }
+  uint64_t read() const { return read_; }  // bytes, the skipped ones too
 
  private:
   ByteCursor cursor_;
+  uint64_t read_ = 0;
   std::vector<uint8_t> copy_;
 };
 
-// The beginning of a payload, which is often all of it: too short for the CPU's own prefetcher.
-void Prefetch(const PiecedBytes& payload) {
+// The beginning of what is folded next of a payload, which is often all of it: too short for the
+// CPU's own prefetcher.
+void Prefetch(const FoldPart& part) {
   constexpr size_t kMost = 2048;
-  if (payload.size() == 0) return;
-  const ByteSpan piece = payload.pieces()[0];
+  const ByteSpan piece =
+      ByteCursor(*part.payload, part.cursor == nullptr ? 0 : part.cursor->offset).Contiguous();
   for (size_t at = 0; at < std::min(piece.size(), kMost); at += 64) {
     __builtin_prefetch(piece.data() + at, 0, 2);
   }
@@ -148,7 +155,7 @@ class TopKCodec final : public Codec {
   void Fold(const PiecedBytes& payload, uint64_t begin, uint64_t count, const GridFold& grid,
             int64_t* acc) const override {
     SumQueue queue;
-    FoldInto(payload, begin, count, grid, acc, &queue);
+    FoldInto({&payload, begin, grid.weight}, count, grid.fraction_bits, acc, &queue);
     queue.Drain();
   }
   // One update's sums are fetched while the one before is added.
@@ -156,9 +163,8 @@ class TopKCodec final : public Codec {
                 int64_t* acc) const override {
     SumQueue queue;
     for (size_t i = 0; i < parts.size(); ++i) {
-      if (i + 1 < parts.size()) Prefetch(*parts[i + 1].payload);
-      const FoldPart& part = parts[i];
-      FoldInto(*part.payload, part.begin, count, {fraction_bits, part.weight}, acc, &queue);
+      if (i + 1 < parts.size()) Prefetch(parts[i + 1]);
+      FoldInto(parts[i], count, fraction_bits, acc, &queue);
     }
     queue.Drain();
   }
@@ -181,8 +187,8 @@ class TopKCodec final : public Codec {
     return RefuseElement(capabilities_.name, x, limit);
   }
   float Scale(const std::vector<float>& kept) const;
-  void FoldInto(const PiecedBytes& payload, uint64_t begin, uint64_t count, const GridFold& grid,
-                int64_t* acc, SumQueue* queue) const;
+  void FoldInto(const FoldPart& part, uint64_t count, int fraction_bits, int64_t* acc,
+                SumQueue* queue) const;
   void AppendTile(const Kept& kept, size_t tile, uint32_t length, float scale,
                   std::vector<uint8_t>* out) const;
   void AppendValues(std::span<const float> kept, float scale, std::vector<uint8_t>* out) const;
@@ -367,15 +373,21 @@ absl::Status TopKCodec::Validate(const PiecedBytes& payload, uint64_t n, double 
   return used == payload.size() ? absl::OkStatus() : wrong("bytes are left over");
 }
 
-void TopKCodec::FoldInto(const PiecedBytes& payload, uint64_t begin, uint64_t count,
-                         const GridFold& grid, int64_t* acc, SumQueue* queue) const {
-  Reader reader(payload);
+void TopKCodec::FoldInto(const FoldPart& part, uint64_t count, int fraction_bits, int64_t* acc,
+                         SumQueue* queue) const {
+  Reader reader(*part.payload);
   const float scale = ScaleBytes() > 0 && count > 0 ? LoadLe<float>(reader.Take(4)) : 0;
   FoldArgs args;
-  args.scale = std::ldexp(1.0, grid.fraction_bits);
-  args.weight = static_cast<uint64_t>(grid.weight);
-  const uint64_t first = begin / kTileElements;
-  for (uint64_t tile = 0; tile < TilesOf(begin + count); ++tile) {
+  args.scale = std::ldexp(1.0, fraction_bits);
+  args.weight = static_cast<uint64_t>(part.weight);
+  const uint64_t first = part.begin / kTileElements;
+  uint64_t tile = 0;
+  if (const FoldCursor* const at = part.cursor;
+      at != nullptr && at->offset > reader.read() && at->begin <= part.begin) {
+    tile = at->begin / kTileElements;
+    reader.Skip(at->offset - reader.read());
+  }
+  for (; tile < TilesOf(part.begin + count); ++tile) {
     const TileEntry entry = TileEntry::FromWord(LoadLe<uint32_t>(reader.Take(4)));
     if (tile < first || entry.count == 0) {
       reader.Skip(DataBytes(entry));
@@ -386,6 +398,7 @@ void TopKCodec::FoldInto(const PiecedBytes& payload, uint64_t begin, uint64_t co
     FoldSparseTile(values_, entry, p, std::min(kTileElements, count - done), scale, args,
                    acc + done, queue);
   }
+  if (part.cursor != nullptr) *part.cursor = {tile * kTileElements, reader.read()};
 }
 
 void TopKCodec::Decode(const PiecedBytes& payload, std::span<float> out) const {

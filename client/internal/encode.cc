@@ -170,10 +170,13 @@ class ResultSource final : public aggregation::DeltaSource {
     const Wide<float>& wide = wide_[header.tensor];
     const std::span<float> momenta = momenta_[header.tensor];
     const double unit = (estimate ? 1 : -1) / units_;
-    for (uint64_t at = 0; at < header.count; at += compression::kTileElements) {
-      const uint64_t count = std::min(compression::kTileElements, header.count - at);
+    const uint64_t most = codec.folds_whole() ? header.count : compression::kTileElements;
+    compression::FoldCursor cursor;
+    for (uint64_t at = 0; at < header.count; at += most) {
+      const uint64_t count = std::min(most, header.count - at);
       folded_.assign(count, 0);
-      codec.Fold(payload, at, count, {.fraction_bits = grid_.fraction_bits}, folded_.data());
+      const compression::FoldPart part{&payload, at, 1, &cursor};
+      codec.FoldMany({&part, 1}, count, grid_.fraction_bits, folded_.data());
       for (size_t i = 0, to = header.first + at; i < count; ++i, ++to) {
         if (folded_[i] == 0) continue;
         wide.Set(to, wide[to] + static_cast<double>(folded_[i]) * unit);

@@ -91,13 +91,19 @@ TEST(Codecs, EveryOneFoldsTileByTileFromAnySlicesAsItDoesWhole) {
     }
     testing::FoldAll(sum.get(), updates);
     EXPECT_TRUE(std::equal(expected.begin(), expected.end(), sum->sums().begin())) << spec;
-    // And taken out again, nothing is left.
+    // And taken out again, nothing is left; by ranges that begin and end within segments.
     for (const auto& update : updates) {
-      ASSERT_TRUE(sum->Subtract(*update, testing::Everything(*sum)).ok());
+      for (const ElementRange range : sum->Split(3)) {
+        ASSERT_TRUE(sum->Subtract(*update, range).ok());
+      }
     }
     EXPECT_TRUE(std::all_of(sum->sums().begin(), sum->sums().end(), [](int64_t s) {
       return s == 0;
     })) << spec;
+    std::vector<const EncodedUpdate*> all;
+    for (const auto& update : updates) all.push_back(update.get());
+    for (const ElementRange range : sum->Split(5)) sum->Fold(all, range);
+    EXPECT_TRUE(std::equal(expected.begin(), expected.end(), sum->sums().begin())) << spec;
   }
 }
 

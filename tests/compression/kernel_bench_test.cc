@@ -43,6 +43,10 @@ TEST(KernelBench, GivesEveryDocumentedFigureWithItsCeiling) {
   for (const std::string codec : {"topk", "topk_fp16", "topk_int8", "topk_ternary"}) {
     expected.insert({"kernels.nonzero." + codec, "kernels.nonzero16." + codec});
   }
+  for (const std::string kind : {"fold", "fold16", "validate", "encode"}) {
+    expected.insert("kernels." + kind + ".int4_zstd");
+    expected.insert("kernels." + kind + ".topk_ternary_zstd");
+  }
   EXPECT_EQ(names, expected);
 }
 

@@ -357,6 +357,37 @@ TEST(TopK, ManyUpdatesAreFoldedAsEachAloneWouldBe) {
   }
 }
 
+// Tile by tile, each fold going on where the last one ended: from any tile on, over pieces, with
+// tiles skipped and a cursor that is ahead of what is asked for.
+TEST(TopK, FoldThatGoesOnWhereTheLastEndedFindsEveryTile) {
+  const uint64_t n = 6 * kTileElements + 100;
+  std::vector<float> x = RandomFloats(23, n);
+  std::fill_n(x.begin() + 2 * kTileElements, kTileElements, 0.0f);  // a tile without places
+  for (const char* spec : {"topk(0.01)", "topk(0.4, values=int8)", "topk(0.01, values=ternary)"}) {
+    const auto codec = Make(spec);
+    const std::vector<uint8_t> bytes = Encode(*codec, x);
+    const std::vector<float> values = Decoded(*codec, bytes, n);
+    PiecedBytes pieced;
+    for (size_t at = 0; at < bytes.size(); at += 777) {
+      pieced.Append(ByteSpan(bytes).subspan(at, std::min<size_t>(777, bytes.size() - at)));
+    }
+    FoldCursor cursor;
+    const auto expect_tile = [&](uint64_t tile) {
+      const uint64_t begin = tile * kTileElements, count = std::min(kTileElements, n - begin);
+      std::vector<int64_t> sums(count, 3), expected(count, 3);
+      for (uint64_t i = 0; i < count; ++i) {
+        expected[i] += 5 * std::llrint(std::ldexp(values[begin + i], 20));
+      }
+      const FoldPart part{&pieced, begin, 5, &cursor};
+      codec->FoldMany({&part, 1}, count, 20, sums.data());
+      EXPECT_EQ(sums, expected) << spec << ", tile " << tile;
+    };
+    for (const uint64_t tile : {0, 1, 2, 3, 4, 5, 6}) expect_tile(tile);
+    cursor = {};
+    for (const uint64_t tile : {3, 4, 6, 1, 2, 5}) expect_tile(tile);
+  }
+}
+
 // Floats that compare as none, few or all; -0, subnormals and what is just at a limit among them.
 std::vector<float> AwkwardFloats(size_t n) {
   const float some[] = {0, -0.0f, 1, -1, 0x1p-149f, -0x1p-149f, 2, -2, 0x1.000002p0f, 0.5f};
