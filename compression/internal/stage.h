@@ -10,8 +10,8 @@ namespace tributary::compression {
 
 // Before the compressed bytes: u16 inner codec, u16 0, u32 inner parameter, u32 inner bytes.
 inline constexpr size_t kStageHeadBytes = 12;
-// A stage's segment stays short, for it is decompressed for each of its tiles; and what a byte of
-// it may become is bounded.
+// A stage's segment stays short: it is decompressed as a whole, by each worker that folds a part of
+// it, and its tiles' sums should still be in a cache; and what a byte of it may become is bounded.
 inline constexpr uint64_t kMaxStageTiles = 8;
 inline constexpr uint64_t kMaxStageRatio = 32768;
 
