@@ -101,6 +101,7 @@ TEST(Codecs, EveryOneFoldsTileByTileFromAnySlicesAsItDoesWhole) {
       return s == 0;
     })) << spec;
     std::vector<const EncodedUpdate*> all;
+    all.reserve(updates.size());
     for (const auto& update : updates) all.push_back(update.get());
     for (const ElementRange range : sum->Split(5)) sum->Fold(all, range);
     EXPECT_TRUE(std::equal(expected.begin(), expected.end(), sum->sums().begin())) << spec;

@@ -347,6 +347,7 @@ TEST(TopK, ManyUpdatesAreFoldedAsEachAloneWouldBe) {
       }
     }
     std::vector<PiecedBytes> pieced;
+    pieced.reserve(payloads.size());
     for (const auto& payload : payloads) pieced.emplace_back(ByteSpan(payload));
     std::vector<FoldPart> parts;
     for (size_t u = 0; u < pieced.size(); ++u) {

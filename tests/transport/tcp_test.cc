@@ -99,6 +99,7 @@ TEST(TcpListener, OtherVersionIsRefusedInWords) {
 TEST(TcpListener, SilentAndSlowConnectionsHoldUpNobody) {
   auto listener = ListenHere(SmallOptions("server"));
   std::vector<std::unique_ptr<Stranger>> silent;
+  silent.reserve(50);
   for (int i = 0; i < 50; ++i) silent.push_back(std::make_unique<Stranger>(listener->address()));
   for (int i = 0; i < 25; ++i) silent[static_cast<size_t>(i)]->Say("TRIB");
   ExpectWorking(*listener);
@@ -107,6 +108,7 @@ TEST(TcpListener, SilentAndSlowConnectionsHoldUpNobody) {
 TEST(TcpListener, FloodOfSilentConnectionsShutsNobodyOut) {
   auto listener = ListenHere(SmallOptions("server"));
   std::vector<std::unique_ptr<Stranger>> silent;
+  silent.reserve(400);
   for (int i = 0; i < 400; ++i) silent.push_back(std::make_unique<Stranger>(listener->address()));
   ExpectWorking(*listener);
   EXPECT_GT(listener->refused(), 0u);  // the oldest made room
