@@ -39,6 +39,14 @@ void FoldSegment(const EncodedUpdate::Segment& segment, const Tile& tile, uint64
   }
 }
 
+// The segment's elements from this tile's first on, in tiles that begin within the range: all of
+// such a tile is folded, beyond the range's end, too.
+uint64_t CountWithin(const EncodedUpdate::Segment& segment, const Tile& tile, ElementRange range) {
+  constexpr uint64_t kTile = compression::kTileElements;
+  const uint64_t tiles = (range.end - tile.offset + kTile - 1) / kTile;
+  return std::min(segment.first + segment.count - tile.first, tiles * kTile);
+}
+
 // Bits that hold any sum of a float tensor within the grid, as two's complement.
 uint8_t FloatSumWidth(const Grid& grid) {
   const int element_bits = std::ilogb(grid.bound) + grid.fraction_bits;
@@ -194,9 +202,7 @@ void ExactAccumulator::AddToTile(std::span<const EncodedUpdate* const> updates, 
     const bool first = walk.segment != &segment;
     if (first) walk = {.segment = &segment, .cursor = {}};
     if (segment.codec == nullptr || segment.codec->folds_whole()) {
-      const uint64_t left = segment.first + segment.count - tile.first;
-      const uint64_t count = std::min(left, range.end - tile.offset);
-      if (first) FoldSegment(segment, tile, count, grid_, weight, sums);
+      if (first) FoldSegment(segment, tile, CountWithin(segment, tile, range), grid_, weight, sums);
       continue;
     }
     if (codec != nullptr && (codec->capabilities().id != segment.codec->capabilities().id ||

@@ -105,6 +105,12 @@ TEST(Codecs, EveryOneFoldsTileByTileFromAnySlicesAsItDoesWhole) {
     for (const auto& update : updates) all.push_back(update.get());
     for (const ElementRange range : sum->Split(5)) sum->Fold(all, range);
     EXPECT_TRUE(std::equal(expected.begin(), expected.end(), sum->sums().begin())) << spec;
+    // And by ranges that begin and end within tiles: a tile is folded where it begins.
+    sum->Reset();
+    for (uint64_t begin = 0; begin < expected.size(); begin += 100'003) {
+      sum->Fold(all, {begin, std::min<uint64_t>(begin + 100'003, expected.size())});
+    }
+    EXPECT_TRUE(std::equal(expected.begin(), expected.end(), sum->sums().begin())) << spec;
   }
 }
 
