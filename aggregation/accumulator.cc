@@ -201,7 +201,11 @@ void ExactAccumulator::AddToTile(std::span<const EncodedUpdate* const> updates, 
     Walk& walk = walks[i];
     const bool first = walk.segment != &segment;
     if (first) walk = {.segment = &segment, .cursor = {}};
-    if (segment.codec == nullptr || segment.codec->folds_whole()) {
+    if (segment.codec == nullptr) {
+      FoldSegment(segment, tile, tile.count, grid_, weight, sums);
+      continue;
+    }
+    if (segment.codec->folds_whole()) {
       if (first) FoldSegment(segment, tile, CountWithin(segment, tile, range), grid_, weight, sums);
       continue;
     }

@@ -41,8 +41,9 @@ class ExactAccumulator {
   uint64_t chunk_count() const;  // of the packed form
 
   // Folds the tiles that begin within `range` of each update, tile by tile: a tile stays in the
-  // cache while all updates pass over it. Such a tile is folded whole, wherever the range ends: who
-  // shares the sums with other threads cuts between tiles, as Split does.
+  // cache while all updates pass over it (segments that codecs read whole go first). Such a tile is
+  // folded whole, wherever the range ends: who shares the sums with other threads cuts between
+  // tiles, as Split does.
   void Fold(std::span<const EncodedUpdate* const> updates, ElementRange range);
   // Undoes Fold exactly. FAILED_PRECONDITION where the layout has MAX or FIRST tensors.
   absl::Status Subtract(const EncodedUpdate& update, ElementRange range);

@@ -115,6 +115,50 @@ TEST(FoldPoolTest, ReleasesAnUpdatePieceByPieceAsThePassGoesOverIt) {
   EXPECT_EQ(testing::DigestOf(*sum), testing::DigestOf(*expected));
 }
 
+// A pass stops every 2^20 elements to let go of what it has folded: within tiles and segments,
+// where tensors do not begin at a multiple of 2^15.
+TEST(FoldPoolTest, StopsOfAPassWithinTilesLoseNothing) {
+  const auto layout =
+      testing::MakeLayout({{"a", {100}},
+                           {"packed", {(uint64_t{2} << 20) + 5}},
+                           {"count", {(uint64_t{1} << 20) + 7}, DType::kI64, Policy::kSum},
+                           {"sparse", {uint64_t{2} << 20}}});
+  const std::vector<std::string> codecs = {"fp32", "fp32 | zstd", "fp32",
+                                           "topk(0.01, values=ternary)"};
+  std::vector<testing::UpdatePtr> updates;
+  std::vector<int64_t> expected(layout->elements());
+  for (int i = 0; i < 3; ++i) {
+    auto deltas = testing::RandomDeltas(*layout, 40 + i);
+    const auto recorded = testing::Record(*layout, codecs, absl::StrCat("c", i), 1 + i, deltas);
+    updates.push_back(testing::Assemble(layout, Grid(), recorded));
+    // What decoders make of it, by the definition of the grid.
+    for (const EncodedUpdate::Segment& segment : updates.back()->segments()) {
+      int64_t* const to =
+          expected.data() + layout->TensorElementOffset(segment.tensor) + segment.first;
+      if (segment.codec == nullptr) {
+        for (uint64_t k = 0; k < segment.count; ++k) {
+          to[k] += deltas.ints[segment.tensor][segment.first + k];
+        }
+        continue;
+      }
+      std::vector<float> values(segment.count);
+      segment.codec->Decode(segment.payload, values);
+      for (uint64_t k = 0; k < segment.count; ++k) {
+        to[k] += (1 + i) * std::llrint(std::ldexp(values[k], Grid().fraction_bits));
+      }
+    }
+  }
+  for (const int workers : {1, 3}) {
+    auto sum = testing::MakeAccumulator(layout, Grid());
+    FoldPool pool({workers, 16});
+    pool.Target(sum.get());
+    for (const auto& update : updates) pool.Fold(update, nullptr);
+    pool.Wait();
+    EXPECT_TRUE(std::ranges::equal(sum->sums(), expected)) << workers;
+    pool.Target(nullptr);
+  }
+}
+
 // Of five ranges some end within a segment: that one goes at the end, with the update.
 TEST(FoldPoolTest, EachWorkerReleasesWhatIsWhollyItsOwn) {
   Large large;

@@ -98,11 +98,11 @@ kill "$second" 2>/dev/null || true
 wait "$second" 2>/dev/null || true
 rm -f "$out/net"
 
+((ended != 124)) || echo "rdma_vm: stopped after $limit s, before all scenarios were done; is this machine very busy?"
 if [[ ! -s $out/report ]]; then
   echo "rdma_vm: the hosts gave no report; the end of the consoles:"
   tail -n 15 "$out"/console1 "$out"/console2 | tr -d '\r'
   exit 1
 fi
 cat "$out/report"
-((ended != 124)) || echo "rdma_vm: stopped after $limit s, before all scenarios were done; is this machine very busy?"
 [[ $(tail -n 1 "$out/report") == "rdma_vm: all held" ]]

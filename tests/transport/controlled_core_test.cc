@@ -136,34 +136,34 @@ class Stop : public EndOfData {
  protected:
   explicit Stop(absl::Duration heartbeat = absl::Seconds(60)) : EndOfData(heartbeat) {
     core_->at_tick = [this] {
-      ++ticks_;
+      // The first tick is held; before the second the control thread has judged.
+      if (++ticks_ == 2 && then_) then_();
       std::lock_guard wait(held_);
     };
   }
   ~Stop() override { core_->Shutdown(); }  // before what its ticks use goes
-  // Returns once the control thread has judged after it; a link that has failed does not tick.
-  void For(absl::Duration time) {
+  // `then` is called by the control thread once it has judged after the stop; a link that has
+  // failed then is silent.
+  void For(absl::Duration time, std::function<void()> then) {
+    then_ = std::move(then);
     std::unique_lock hold(held_);
     core_->Start();
-    while (ticks_ == 0) std::this_thread::yield();  // it is held
-    const Deadline over = Deadline::After(time);
-    while (!over.Expired()) std::this_thread::yield();
-    const int before = ticks_;
-    hold.unlock();
     const Deadline limit = Deadline::After(absl::Seconds(30));
-    while (ticks_ == before && !limit.Expired()) std::this_thread::yield();
-    EXPECT_GT(ticks_, before) << core_->status();
+    while (ticks_ == 0 && !limit.Expired()) absl::SleepFor(absl::Milliseconds(1));
+    ASSERT_EQ(ticks_, 1) << "it is held: " << core_->status();
+    const Deadline over = Deadline::After(time);
+    while (!over.Expired()) absl::SleepFor(over.Left());
   }
 
  private:
+  std::function<void()> then_;
   std::mutex held_;
   std::atomic<int> ticks_{0};
 };
 
 TEST_F(Stop, LeavesThePeerItsTimeToSayTheReason) {
   core_->End("a flush", EndedBy::kFollowsFromOne);
-  For(absl::Milliseconds(1600));
-  PeerSays("no space left");
+  For(absl::Milliseconds(1600), [this] { PeerSays("no space left"); });
   EXPECT_THAT(core_->Reason(), HasSubstr("ended the link: no space left"));
 }
 
@@ -173,13 +173,13 @@ class StopOfManyHeartbeats : public Stop {
 };
 
 TEST_F(StopOfManyHeartbeats, IsNotThePeersSilence) {
-  For(absl::Milliseconds(1000));  // of 250 that are allowed
-  PeerSays("no space left");
+  // Of 250 that are allowed.
+  For(absl::Milliseconds(1000), [this] { PeerSays("no space left"); });
   EXPECT_THAT(core_->Reason(), HasSubstr("ended the link: no space left"));
 }
 
 TEST_F(StopOfManyHeartbeats, DoesNotKeepAPeerThatIsSilentAfterIt) {
-  For(absl::Milliseconds(1000));
+  For(absl::Milliseconds(1000), nullptr);
   EXPECT_THAT(core_->Reason(), HasSubstr("gave no sign of life"));
 }
 

@@ -176,6 +176,7 @@ ControlledCore::Clock::time_point ControlledCore::NextLook(Clock::time_point nex
 
 void ControlledCore::RunControl() {
   const auto beat = absl::ToChronoNanoseconds(options_.heartbeat);
+  HeardOfPeer();  // by its hello; this thread may have been slow to begin
   judged_at_ = Clock::now();
   Clock::time_point next_beat = judged_at_ + beat;
   while (true) {

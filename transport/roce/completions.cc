@@ -89,7 +89,7 @@ void RoceCore::Sleep(Clock::time_point until) {
 bool RoceCore::TakeCompletions() {
   std::lock_guard taking(taking_);
   if (wire_->torn_down()) return false;
-  ibv_wc completions[16];
+  ibv_wc completions[kTakenAtOnce];
   const absl::StatusOr<size_t> n = wire_->Poll(absl::MakeSpan(completions));
   if (!n.ok()) {
     std::lock_guard lock(mutex_);

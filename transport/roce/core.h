@@ -42,6 +42,8 @@ class RoceCore final : public internal::ControlledCore {
   void Return(uint32_t slot) override;
 
  private:
+  static constexpr size_t kTakenAtOnce = 16;  // completions
+
   RoceCore(ReadyWire ready, internal::ReadySockets sockets, const LinkOptions& options,
            absl::Duration spin, internal::Waker control_wake, internal::Waker wake);
 

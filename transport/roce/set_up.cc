@@ -25,8 +25,9 @@ constexpr uint32_t kProbeImmediate = 0xffffffff;
 // at the same time, and has to travel only by the control socket.
 constexpr absl::Duration kReasonPatience = absl::Seconds(2);
 
-// Whose words a failure's are: ours, and certain; a guess from what was seen; or the peer's.
-enum class Source { kOurs, kGuess, kPeer };
+// Whose words a failure's are: ours, and certain; ours of what was seen, which may be the peer's
+// end, and most likely is not, or is; or the peer's.
+enum class Source { kOurs, kLikely, kGuess, kPeer };
 struct Failure {
   absl::Status status;
   Source source = Source::kOurs;
@@ -111,8 +112,7 @@ class Probe {
       ASSIGN_OR_RETURN(const size_t n, wire_.Poll(absl::MakeSpan(completions)));
       for (size_t i = 0; i < n; ++i) {
         Failure one = TakeOne(completions[i]);
-        const bool better = failed_.status.ok() ||
-                            (failed_.source == Source::kGuess && one.source == Source::kOurs);
+        const bool better = failed_.status.ok() || one.source < failed_.source;
         if (!one.status.ok() && better) failed_ = std::move(one);
       }
       if (n == 0) break;
@@ -148,7 +148,8 @@ class Probe {
       return {.status = absl::UnavailableError(absl::StrCat(
                   "empty packets reach the peer and packets of the path MTU, ", wire_.mtu_bytes(),
                   " bytes, do not: something between has a smaller MTU; raise it, or set path_mtu "
-                  "lower"))};
+                  "lower")),
+              .source = Source::kLikely};
     }
     return {.status = CompletionError(wire_.device().api(), "probing the path", pair, completion),
             .source = Source::kGuess};
@@ -162,7 +163,7 @@ class Probe {
     // Our own cause, if there is one, was there before what the peer makes of it.
     RETURN_IF_ERROR(Take().status());
     if (entries[1].revents != 0) RETURN_IF_ERROR(HearControl());
-    if (!deadline_.Expired()) return absl::OkStatus();
+    if (Done() || !deadline_.Expired()) return absl::OkStatus();
     source_ = Source::kGuess;
     return absl::DeadlineExceededError(
         "the peer's probe did not arrive in time; does the network carry RoCE (UDP port 4791) both "
@@ -193,7 +194,7 @@ class Probe {
   const Deadline deadline_;
   std::vector<bool> heard_;
   std::vector<ibv_wc> early_;
-  Failure failed_;                 // of a completion: the first, or the first that is certain
+  Failure failed_;                 // of a completion: the first of the surest
   Source source_ = Source::kOurs;  // of what else failed
 };
 
@@ -209,20 +210,22 @@ class SetUp {
         fd_(sockets.control.get()) {}
 
   absl::StatusOr<ReadyWire> Run() {
-    absl::StatusOr<ReadyWire> ready = Exchange();
-    if (ready.ok() || source_ == Source::kPeer) return ready;
-    // Short enough for any socket's buffer; a peer that is gone does not hear it.
-    const std::string words = EncodeSetUpRefusal(ready.status());
+    ReadyWire ready;
+    const absl::Status status = Exchange(&ready);
+    if (status.ok()) return ready;
+    if (source_ == Source::kPeer) return status;
+    // Before the queue pairs go, which may take longer than the peer waits for it. Short enough for
+    // any socket's buffer; a peer that is gone does not hear it.
+    const std::string words = EncodeSetUpRefusal(status);
     send(fd_, words.data(), words.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (source_ == Source::kOurs) return ready;
+    if (source_ == Source::kOurs) return status;
     // Both sides probe at once, and the one that fails first takes its queue pairs with it: all
     // that the other then sees is a peer that does not answer. The one that knows the cause says
     // it.
     const absl::Status theirs = PeersReason();
-    if (theirs.ok()) return ready;
-    return absl::Status(
-        theirs.code(),
-        absl::StrCat(theirs.message(), " (this side saw: ", ready.status().message(), ")"));
+    if (theirs.ok()) return status;
+    return absl::Status(theirs.code(),
+                        absl::StrCat(theirs.message(), " (this side saw: ", status.message(), ")"));
   }
 
  private:
@@ -240,28 +243,27 @@ class SetUp {
     return message.ok() ? DecodeSetUp(*message).status() : absl::OkStatus();
   }
 
-  absl::StatusOr<ReadyWire> Exchange() {
+  absl::Status Exchange(ReadyWire* ready) {
     // The acceptor's hello has the number that both sides agreed on, the connecter's the wish.
     const uint32_t queue_pairs =
         std::min(sockets_.hellos.ours.lanes(), sockets_.hellos.theirs.lanes());
     const uint32_t peer_slots = sockets_.hellos.theirs.slots();
     ASSIGN_OR_RETURN(const RoceNode::Place place, part_.node->PlaceFor(fd_, deadline_));
-    ReadyWire ready;
-    ASSIGN_OR_RETURN(ready.wire, Wire::Create(place.device,
-                                              {.place = place.at,
-                                               .queue_pairs = queue_pairs,
-                                               .slots = options_.slots,
-                                               .peer_slots = peer_slots,
-                                               .chunk_bytes = options_.chunk_bytes,
-                                               .share = part_.share},
-                                              part_.node->options()));
+    ASSIGN_OR_RETURN(ready->wire, Wire::Create(place.device,
+                                               {.place = place.at,
+                                                .queue_pairs = queue_pairs,
+                                                .slots = options_.slots,
+                                                .peer_slots = peer_slots,
+                                                .chunk_bytes = options_.chunk_bytes,
+                                                .share = part_.share},
+                                               part_.node->options()));
     v1::RoceSetUp ours;
-    *ours.mutable_endpoint() = ready.wire->endpoint();
+    *ours.mutable_endpoint() = ready->wire->endpoint();
     RETURN_IF_ERROR(tcp::WriteAll(fd_, EncodeSetUp(ours), deadline_));
     ASSIGN_OR_RETURN(const v1::RoceSetUp theirs, Read());
     RETURN_IF_ERROR(
         CheckEndpoint(theirs.endpoint(), ours.endpoint().infiniband(), queue_pairs, peer_slots));
-    RETURN_IF_ERROR(ready.wire->Connect(theirs.endpoint()));
+    RETURN_IF_ERROR(ready->wire->Connect(theirs.endpoint()));
     // What is sent before the other side can receive is lost, and sent again only after
     // ack_timeout.
     v1::RoceSetUp connected;
@@ -272,12 +274,12 @@ class SetUp {
       return absl::DataLossError(
           "the peer did not say that it is connected; it breaks the protocol");
     }
-    Probe probe(*ready.wire, fd_, deadline_);
+    Probe probe(*ready->wire, fd_, deadline_);
     const Failure failure = probe.Run();
     source_ = failure.source;
-    RETURN_IF_ERROR(Annotate(failure.status, ready.wire->description()));
-    ready.early = std::move(probe).early();
-    return ready;
+    RETURN_IF_ERROR(Annotate(failure.status, ready->wire->description()));
+    ready->early = std::move(probe).early();
+    return absl::OkStatus();
   }
 
   const RocePart& part_;

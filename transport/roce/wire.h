@@ -74,6 +74,7 @@ class Wire {
   uint32_t peer_key(uint32_t slot) const { return theirs_.slot_key(static_cast<int>(slot)); }
   uint32_t mtu_bytes() const { return route_.mtu_bytes; }
   size_t chunk_bytes() const { return request_.chunk_bytes; }
+  uint32_t completions() const { return plan_.completions; }  // that the queue holds
   std::string description() const;  // device, port, GID, queue pairs, MTU: for the log
 
  private:
