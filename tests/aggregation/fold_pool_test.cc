@@ -197,6 +197,7 @@ TEST(FoldPoolTest, MergesPartialSumsAmongUpdatesHandedInFromManyThreads) {
   pool.Target(sum.get());
   std::atomic<int> calls = 0;
   std::vector<std::thread> threads;
+  threads.reserve(8);
   for (int i = 0; i < 8; ++i) {
     threads.emplace_back([&, i] {
       if (i % 2 == 0) return pool.Fold(fixture.Update(i), [&] { ++calls; });
