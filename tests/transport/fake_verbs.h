@@ -37,6 +37,7 @@ class FakeVerbs final : public VerbsApi {
   bool peer_memory = false;       // GPU addresses can be registered as they are
   // Where the memory of an address really is, for those that no CPU may use (a fake GPU's).
   std::function<uint8_t*(uint64_t)> translate = [](uint64_t at) {
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): verbs give addresses as integers
     return reinterpret_cast<uint8_t*>(at);
   };
   // The `nth` call from now on (from 1) of a verb, by name ("CreateCq"), fails with `error`.

@@ -59,7 +59,7 @@ class Roce : public ::testing::Test {
   }
   absl::Status Link(const LinkOptions& options = SmallOptions("rack")) {
     if (fabric_ == nullptr) {
-      const absl::Status opened = Open();
+      absl::Status opened = Open();
       if (!opened.ok()) return opened;
     }
     auto listener = fabric_->Listen("127.0.0.1:0", options);
